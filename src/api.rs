@@ -15,13 +15,11 @@ mod pause;
 pub mod reason;
 pub(crate) mod schema;
 pub mod v1alpha1;
-mod vm_existence;
 
 pub use deserialize_guard::{DeserializeGuard, MetadataOnly, Parts, metadata};
 pub use fingerprint::fingerprint;
 pub use object_meta::ObjectMetaExt;
 pub use pause::{annotation_cause, pause_causes, pause_message, paused_by};
-pub use vm_existence::VmExistence;
 
 /// API group of the kinds that this provider serves.
 pub const GROUP: &str = "infrastructure.capcmi.io";

@@ -19,7 +19,6 @@ pub use self::namespaced_name::NamespacedName;
 use crate::api::cluster_api::{self, Cluster, Machine, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations};
-use crate::identity::{self, MachineId};
 use crate::metrics::MachinePhase;
 
 /// A machine of the cache.
@@ -277,16 +276,6 @@ fn annotated<K: Resource>(object: &DeserializeGuard<K>) -> Option<String> {
         .as_ref()?
         .get(annotations::CLUSTER_ID)
         .cloned()
-}
-
-/// The cluster id that was written for a machine, rather than copied from another.
-pub fn own_cluster_id(machine: &InfraMachine) -> Option<&str> {
-    identity::annotation(machine, annotations::CLUSTER_ID).filter(|_| MachineId::of(machine).is_some())
-}
-
-/// The driver that has made the VM of a machine, or was about to.
-pub fn used_driver(machine: &InfraMachine) -> Option<&str> {
-    identity::annotation(machine, annotations::DRIVER)
 }
 
 #[cfg(test)]

@@ -9,12 +9,12 @@ use crate::identity;
 
 /// Which driver a machine gets.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Choice<'a> {
+pub enum Choice {
     /// The driver that has the machine's VM, also where the namespace may not use it any more: an existing VM
     /// has to be looked after, and deleted.
-    Holder(&'a str),
+    Holder(String),
     /// The driver that the machine asks for, if its namespace may use it.
-    Asked(Option<&'a str>),
+    Asked(Option<String>),
 }
 
 /// Resolves the driver of a machine, whatever the machine needs of it.
@@ -27,16 +27,20 @@ pub fn driver_of(
 ) -> Result<Arc<ConfiguredDriver>, ResolveError> {
     let namespace = machine.metadata.namespace();
     match choice(machine) {
-        Choice::Holder(name) => drivers.holder(name),
-        Choice::Asked(name) => drivers.resolve(name, namespace),
+        Choice::Holder(name) => drivers.holder(&name),
+        Choice::Asked(name) => drivers.resolve(name.as_deref(), namespace),
     }
 }
 
 /// Decides which driver a machine gets, by the machine alone.
-pub fn choice(machine: &InfraMachine) -> Choice<'_> {
+pub fn choice(machine: &InfraMachine) -> Choice {
     let exists = machine.metadata.deletion_timestamp.is_some() || machine.spec.provider_id.is_some();
-    match identity::recorded_driver(machine) {
-        Some(name) if exists => Choice::Holder(name),
-        identified => Choice::Asked(identified.or(machine.spec.driver.as_deref())),
+    match identity::bound(machine) {
+        Some(made) if exists => Choice::Holder(made.driver),
+        bound => Choice::Asked(
+            bound
+                .map(|made| made.driver)
+                .or_else(|| machine.spec.driver.clone()),
+        ),
     }
 }

@@ -1,19 +1,30 @@
-//! The identity of a machine at the driver: cluster id, machine id, the tags that carry them, and the notes
-//! about its VM.
+//! The identity of a machine at the driver: cluster id, machine id, the tags that carry them, and the record
+//! of its VM.
 //!
 //! Pure: no client, no driver.
 
-use base64::prelude::{BASE64_STANDARD, Engine as _};
+#[cfg(test)]
+pub mod fixtures;
+mod vm_record;
+mod vm_state;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use self::vm_record::{InvalidRecord, MadeFrom, VmRecord, decoded, encoded, without_last_known_state};
+pub use self::vm_state::{VmEvent, VmState};
+use crate::api::annotations;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{VmExistence, annotations};
 use cmi_driver::tags::{self, ReservedKey};
 use cmi_driver::{Capabilities, LastKnownState, ProviderSpec};
 
 /// The identity of one InfraMachine, bound to its namespace and name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// Namespace and name are part of it because Cluster API copies annotations from templates and Machines: an
+/// identity that was copied to another object identifies no machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct MachineId {
     namespace: String,
     name: String,
@@ -21,19 +32,14 @@ pub struct MachineId {
 }
 
 impl MachineId {
-    /// Returns the identity that the object carries, if it is the object's own.
-    ///
-    /// An identity of another namespace or name was copied (Cluster API propagates annotations) and
-    /// identifies no machine.
+    /// Returns the identity that the object's record carries, if it is the object's own.
     pub fn of(machine: &InfraMachine) -> Option<Self> {
         Self::of_metadata(&machine.metadata)
     }
 
     /// Returns the same for an object whose spec may not be readable.
     pub fn of_metadata(metadata: &ObjectMeta) -> Option<Self> {
-        let carried = metadata.annotations.as_ref()?.get(annotations::MACHINE_ID)?;
-        let own = Self::named(metadata, carried.rsplit('/').next()?)?;
-        (own.annotation() == *carried).then_some(own)
+        Some(VmRecord::of_metadata(metadata).ok()??.machine)
     }
 
     /// Returns the identity that an object without one gets: its UID, so that the identity is the same
@@ -51,14 +57,41 @@ impl MachineId {
         })
     }
 
-    /// The value of the annotation.
-    pub fn annotation(&self) -> String {
-        format!("{}/{}/{}", self.namespace, self.name, self.id)
+    /// Whether this is the identity of the object with this metadata.
+    pub fn is_of(&self, metadata: &ObjectMeta) -> bool {
+        metadata.namespace.as_deref() == Some(&self.namespace) && metadata.name.as_deref() == Some(&self.name)
+    }
+
+    /// The object that has this identity, as `<namespace>/<name>`.
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
     }
 
     /// The value of the tag [`tags::MACHINE`].
     pub fn tag(&self) -> &str {
         &self.id
+    }
+}
+
+impl From<MachineId> for String {
+    fn from(id: MachineId) -> Self {
+        format!("{}/{}/{}", id.namespace, id.name, id.id)
+    }
+}
+
+impl TryFrom<String> for MachineId {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let parts: Vec<_> = text.split('/').collect();
+        match parts[..] {
+            [namespace, name, id] if parts.iter().all(|part| !part.is_empty()) => Ok(Self {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+                id: id.to_owned(),
+            }),
+            _ => Err(format!("`{text}` is not <namespace>/<name>/<id>")),
+        }
     }
 }
 
@@ -167,42 +200,29 @@ pub fn tagged_spec(
     Ok(spec)
 }
 
-/// Whether a VM of this object may exist. An object that never got an identity, or carries one that was
-/// copied from another object, has none; an object that has an identity and has lost the note may have one.
-pub fn vm_existence(machine: &InfraMachine) -> VmExistence {
-    if MachineId::of(machine).is_none() {
-        return VmExistence::None;
-    }
-    annotation(machine, annotations::VM_EXISTENCE).map_or(VmExistence::MayExist, VmExistence::from_annotation)
+/// Returns the record of a machine; `None` also where no driver may be called because of it.
+pub fn record(machine: &InfraMachine) -> Option<VmRecord> {
+    VmRecord::of(machine).ok()?
 }
 
-/// The driver that a create may have been issued to; without such a note, the spec says which driver is
-/// meant.
-pub fn recorded_driver(machine: &InfraMachine) -> Option<&str> {
-    annotation(machine, annotations::DRIVER).filter(|_| is_bound(machine))
+/// Returns the state of a machine's VM. A record that can't be read, or that was copied from another object,
+/// says nothing of a VM.
+pub fn vm_state(machine: &InfraMachine) -> VmState {
+    record(machine).map_or(VmState::None, |record| record.state)
+}
+
+/// Returns how the VM was made, as far as that binds later calls.
+pub fn bound(machine: &InfraMachine) -> Option<MadeFrom> {
+    let is_deleted = machine.metadata.deletion_timestamp.is_some();
+    record(machine)?.bound(is_deleted).cloned()
 }
 
 /// The driver that has a machine's VM, or the driver that the spec names; empty where none is known yet.
-pub fn driver_name(machine: &InfraMachine) -> &str {
-    recorded_driver(machine)
-        .or(machine.spec.driver.as_deref())
+pub fn driver_name(machine: &InfraMachine) -> String {
+    let recorded = bound(machine).map(|made| made.driver);
+    recorded
+        .or_else(|| machine.spec.driver.clone())
         .unwrap_or_default()
-}
-
-/// The Secret that is written down as the one with the VM's credentials, when a VM may exist; an empty name
-/// where the VM was made without credentials.
-pub fn recorded_secret(machine: &InfraMachine) -> Option<&str> {
-    annotation(machine, annotations::SECRET).filter(|_| is_bound(machine))
-}
-
-/// Whether the notes of a create count, and not the spec: where there may be a VM, and for the deletion of
-/// anything else that was made before a create was refused.
-fn is_bound(machine: &InfraMachine) -> bool {
-    match vm_existence(machine) {
-        VmExistence::MayExist => true,
-        VmExistence::Refused => machine.metadata.deletion_timestamp.is_some(),
-        VmExistence::None => false,
-    }
 }
 
 /// Whether this provider keeps `clusterctl move` from moving the machine with this metadata.
@@ -212,27 +232,20 @@ pub fn blocks_move(metadata: &ObjectMeta) -> bool {
     value.is_some_and(|value| value == annotations::BLOCK_MOVE_VALUE)
 }
 
-/// Whether an update was issued whose end was not written down.
-pub fn is_update_issued(machine: &InfraMachine) -> bool {
-    annotation(machine, annotations::UPDATE_ISSUED).is_some() && MachineId::of(machine).is_some()
-}
-
 /// The Secret with the credentials for every call: the Secret that the VM was made with, else the spec's.
 /// With another account, the VM would appear to be gone.
-pub fn credentials(machine: &InfraMachine) -> Option<&str> {
-    recorded_secret(machine)
-        .or(secret_ref(machine))
-        .filter(|name| !name.is_empty())
+pub fn credentials(machine: &InfraMachine) -> Option<String> {
+    match bound(machine) {
+        Some(made) => made.secret,
+        None => secret_ref(machine).map(str::to_owned),
+    }
 }
 
 /// Returns the message where the spec names another Secret than the one that is used.
 pub fn changed_secret(machine: &InfraMachine) -> Option<String> {
-    let recorded = recorded_secret(machine)?;
-    let named = secret_ref(machine).unwrap_or_default();
-    let quoted = |name: &str| match name {
-        "" => "none".to_owned(),
-        name => format!("`{name}`"),
-    };
+    let recorded = bound(machine)?.secret;
+    let (recorded, named) = (recorded.as_deref(), secret_ref(machine));
+    let quoted = |name: Option<&str>| name.map_or_else(|| "none".to_owned(), |name| format!("`{name}`"));
     (recorded != named).then(|| {
         format!(
             "spec.secretRef names {}, but the VM uses the credentials of {} for as long as it may exist: \
@@ -244,28 +257,18 @@ pub fn changed_secret(machine: &InfraMachine) -> Option<String> {
 }
 
 fn secret_ref(machine: &InfraMachine) -> Option<&str> {
-    let reference = machine.spec.secret_ref.as_ref()?;
-    Some(reference.name.as_str())
+    let name = machine.spec.secret_ref.as_ref()?.name.as_str();
+    (!name.is_empty()).then_some(name)
 }
 
-/// The provider spec that the VM was made from, when a VM may exist.
+/// The provider spec that the VM was made from or last updated to.
 pub fn applied_spec(machine: &InfraMachine) -> Option<ProviderSpec> {
-    serde_json::from_str(annotation(machine, annotations::APPLIED_PROVIDER_SPEC)?).ok()
+    Some(record(machine)?.made_from?.provider_spec)
 }
 
-/// The state that the driver wants back with the next call; nothing where the annotation holds a value that
-/// this provider never writes.
+/// The state that the driver wants back with the next call.
 pub fn last_known_state(machine: &InfraMachine) -> Option<LastKnownState> {
-    let text = annotation(machine, annotations::LAST_KNOWN_STATE)?;
-    LastKnownState::new(BASE64_STANDARD.decode(text).ok()?)
-}
-
-/// Returns the annotation that [`last_known_state`] reads.
-pub fn last_known_state_annotation(state: &LastKnownState) -> (&'static str, String) {
-    (
-        annotations::LAST_KNOWN_STATE,
-        BASE64_STANDARD.encode(state.as_bytes()),
-    )
+    record(machine)?.last_known_state
 }
 
 /// An annotation of the object.
@@ -281,37 +284,32 @@ pub fn annotation<'a>(machine: &'a InfraMachine, key: &str) -> Option<&'a str> {
 /// The state of the adoption of a machine's VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adoption {
-    /// No adoption is requested.
+    /// No adoption is requested, or the VM is the machine's by now.
     None,
     /// An adoption is requested, and no driver has confirmed the VM yet.
     Asked,
-    /// An adoption is requested for an object that may have another VM: a create was issued for it, or a VM
-    /// with another id was confirmed.
+    /// An adoption is requested for an object that may have another VM: a create was issued for it.
     TooLate,
-    /// The driver has confirmed the VM: it is the machine's.
-    Confirmed,
 }
 
 impl Adoption {
-    /// Returns the state for a machine. A machine whose VM was handed to Cluster API has its VM, and adopts
-    /// none.
+    /// Returns the state for a machine.
     pub fn of(machine: &InfraMachine) -> Self {
         if annotation(machine, annotations::ADOPT).is_none() {
             return Self::None;
         }
-        let named = machine.spec.provider_id.as_deref();
-        match vm_existence(machine) {
-            VmExistence::None => Self::Asked,
-            VmExistence::MayExist | VmExistence::Refused if machine.is_provisioned() => Self::None,
-            VmExistence::MayExist if named.is_some() && adopted_id(machine) == named => Self::Confirmed,
-            VmExistence::MayExist | VmExistence::Refused => Self::TooLate,
+        match VmRecord::of(machine) {
+            Ok(Some(record)) if record.adopted => Self::None,
+            Ok(Some(record)) if record.state != VmState::None => {
+                if machine.is_provisioned() {
+                    Self::None
+                } else {
+                    Self::TooLate
+                }
+            }
+            Ok(_) | Err(_) => Self::Asked,
         }
     }
-}
-
-/// The id of the adopted VM, which the driver has confirmed as this machine's.
-pub fn adopted_id(machine: &InfraMachine) -> Option<&str> {
-    annotation(machine, annotations::ADOPTED).filter(|_| vm_existence(machine) == VmExistence::MayExist)
 }
 
 #[cfg(test)]
@@ -319,21 +317,15 @@ mod tests {
     use super::*;
     use crate::api::v1alpha1::{InfraMachineSpec, SecretReference};
 
-    fn machine(annotations: &[(&str, &str)]) -> InfraMachine {
+    fn machine() -> InfraMachine {
         let mut machine = InfraMachine::new("m1", InfraMachineSpec::default());
         machine.metadata.namespace = Some("ns1".to_owned());
         machine.metadata.uid = Some("u-1".to_owned());
-        machine.metadata.annotations = Some(
-            annotations
-                .iter()
-                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
-                .collect(),
-        );
         machine
     }
 
     fn tagged(spec: &Value, zones: bool, zone: Option<&str>) -> Result<ProviderSpec, InvalidSpec> {
-        let id = MachineId::derived(&machine(&[])).unwrap();
+        let id = MachineId::derived(&machine()).unwrap();
         let spec = ProviderSpec(spec.as_object().unwrap().clone());
         let capabilities = Capabilities {
             zones,
@@ -341,20 +333,6 @@ mod tests {
         };
         let identity = IdentityTags::own("c-1", Role::Node, &id);
         tagged_spec(&spec, &capabilities, &identity, zone)
-    }
-
-    #[test]
-    fn an_identity_that_was_copied_from_another_object_identifies_no_machine() {
-        assert_eq!(
-            MachineId::of(&machine(&[(annotations::MACHINE_ID, "ns1/m2/u-9")])),
-            None
-        );
-        assert_eq!(
-            MachineId::of(&machine(&[(annotations::MACHINE_ID, "ns2/m1/u-9")])),
-            None
-        );
-        let own = MachineId::of(&machine(&[(annotations::MACHINE_ID, "ns1/m1/u-9")])).unwrap();
-        assert_eq!(own.tag(), "u-9");
     }
 
     /// DRV-03, DRV-08
@@ -408,53 +386,35 @@ mod tests {
         );
     }
 
-    /// CTL-01
-    #[test]
-    fn the_state_of_a_driver_is_read_back_as_it_was_written_and_what_is_no_state_is_none() {
-        let state = LastKnownState::new(vec![0, 0xC0, 0xFF]).unwrap();
-        let (key, text) = last_known_state_annotation(&state);
-        assert_eq!(last_known_state(&machine(&[(key, text.as_str())])), Some(state));
-        for nothing in ["no base64!", ""] {
-            assert_eq!(last_known_state(&machine(&[(key, nothing)])), None);
-        }
-        assert_eq!(last_known_state(&machine(&[])), None);
-    }
-
     /// NOT_FOUND of another account would read as "the VM is gone".
     #[test]
     fn every_call_has_the_credentials_that_the_vm_was_made_with() {
-        const OWNED: &[(&str, &str)] = &[
-            (annotations::MACHINE_ID, "ns1/m1/u-1"),
-            (annotations::VM_EXISTENCE, "may-exist"),
-        ];
-        let of = |named: &str, notes: &[(&str, &str)]| {
-            let mut machine = machine(notes);
+        let of = |named: &str, record: Option<String>| {
+            let mut machine = machine();
             machine.spec.secret_ref = Some(SecretReference {
                 name: named.to_owned(),
             });
+            machine.metadata.annotations =
+                record.map(|record| [(annotations::VM_RECORD.to_owned(), record)].into());
             machine
         };
-        let with = |secret: &'static str| [OWNED, &[(annotations::SECRET, secret)]].concat();
-        assert_eq!(credentials(&of("a", &[])), Some("a"));
-        assert_eq!(changed_secret(&of("a", &with("a"))), None);
-        let moved = of("b", &with("a"));
-        assert_eq!(credentials(&moved), Some("a"));
+        let made =
+            |secret: Option<&str>| serde_json::json!({"driver": "d", "secret": secret, "providerSpec": {}});
+        let existing = |secret| Some(fixtures::existing("ns1/m1/u-1", &made(secret)));
+        assert_eq!(credentials(&of("a", None)).as_deref(), Some("a"));
+        assert_eq!(changed_secret(&of("a", existing(Some("a")))), None);
+        let moved = of("b", existing(Some("a")));
+        assert_eq!(credentials(&moved).as_deref(), Some("a"));
         assert!(changed_secret(&moved).is_some());
-        assert_eq!(credentials(&of("a", &with(""))), None, "it was made without any");
-        let refused = of(
-            "b",
-            &[
-                (annotations::MACHINE_ID, "ns1/m1/u-1"),
-                (annotations::VM_EXISTENCE, "none"),
-                (annotations::SECRET, "a"),
-            ],
-        );
-        assert_eq!(credentials(&refused), Some("b"), "there is no VM");
-        assert_eq!(changed_secret(&refused), None);
         assert_eq!(
-            credentials(&of("a", OWNED)),
-            Some("a"),
-            "nothing was written down yet"
+            credentials(&of("a", existing(None))),
+            None,
+            "it was made without any"
         );
+        let refused = serde_json::json!({"name": "Refused"});
+        let refused = fixtures::in_state("ns1/m1/u-1", &refused, &made(Some("a")));
+        let refused = of("b", Some(refused));
+        assert_eq!(credentials(&refused).as_deref(), Some("b"), "there is no VM");
+        assert_eq!(changed_secret(&refused), None);
     }
 }

@@ -5,30 +5,27 @@
 
 mod adoption;
 mod context;
-mod deleted_despite_finalizer;
 mod execute;
 #[cfg(test)]
 mod fakes;
+mod finalizer;
 #[cfg(test)]
 mod fixtures;
 mod gather;
 mod invalid_object;
 mod object;
 mod outcome;
-mod ownership;
 mod plan;
 mod publish;
 mod runtime_state;
 mod status;
 #[cfg(test)]
 mod tests;
-mod unanswered_creates;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use context::{Context, Reference};
-pub use deleted_despite_finalizer::{delete_vm_left_behind, was_deleted_despite_finalizer};
 pub use publish::phase::{phase, phase_reason};
 pub use runtime_state::{LookUpHint, RuntimeStates};
 

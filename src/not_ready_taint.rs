@@ -171,7 +171,7 @@ async fn publish(
     if let Some(note) = status::event(machine, removal, &progress) {
         let driver = identity::driver_name(machine);
         let condition = conditions::NOT_READY_TAINT_REMOVED;
-        ctx.events.record_failure(machine, driver, condition, note).await;
+        ctx.events.record_failure(machine, &driver, condition, note).await;
     }
     let mut machine = machine.clone();
     if let Progress::Removed(node_uid) | Progress::NotTainted(node_uid) = &progress {

@@ -216,7 +216,8 @@ async fn changes<T: Objects>(
     let (old, new) = (current.machine_spec::<T>()?, desired.machine_spec::<T>()?);
     // The driver that has the VM, or that the spec names.
     let named = old.get("driver").and_then(Value::as_str);
-    let name = current.metadata.annotations.driver.as_deref().or(named);
+    let recorded = current.metadata.recorded_driver();
+    let name = recorded.as_deref().or(named);
     let capabilities = capabilities(context, name, &current.metadata.namespace).await?;
     let changes = SpecChanges::between(&old, &new, &capabilities);
     // An answer that the change takes new machines would have Cluster API begin to replace machines, although

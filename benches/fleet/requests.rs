@@ -1,5 +1,6 @@
 //! The requests of a bare client about a machine: as many as those of the provider.
 
+use capcmi::api::annotations;
 use capcmi::api::v1alpha1::InfraMachine;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -7,14 +8,6 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::Resource as _;
 use serde_json::{Value, json};
-
-/// The provider spec of a machine, as the provider records it.
-const APPLIED_PROVIDER_SPEC: &str = concat!(
-    r#"{"size":"small","tags":{"#,
-    r#""capcmi.io/machine":"00000000-0000-0000-0000-000000000000","#,
-    r#""kubernetes.io/cluster":"00000000-0000-0000-0000-000000000000","#,
-    r#""kubernetes.io/role":"node"},"vmPool":"default"}"#,
-);
 
 /// A machine that a bare client brings up.
 #[derive(Clone, Debug)]
@@ -33,19 +26,24 @@ impl Target {
         format!("simulated://zone-a/{}", self.uid)
     }
 
-    /// Returns a patch of finalizer, identity and provider spec.
-    pub fn ownership(&self, version: Option<&str>) -> Value {
+    /// Returns the record of a machine whose VM is in this state.
+    fn record(&self, state: &Value) -> String {
         let Self { namespace, name, uid } = self;
+        let record = json!({
+            "version": "v1", "machine": format!("{namespace}/{name}/{uid}"), "cluster": uid, "state": state,
+            "madeFrom": {"driver": "simulated", "providerSpec": {
+                "vmPool": "default", "size": "small", "tags": {"kubernetes.io/role": "node"},
+            }},
+        });
+        record.to_string()
+    }
+
+    /// Returns a patch of finalizer and record.
+    pub fn ownership(&self, version: Option<&str>) -> Value {
+        let creating = json!({"name": "Creating", "issued": "2026-01-01T00:00:00Z"});
         let mut ownership = json!({"metadata": {
             "finalizers": [capcmi::api::MACHINE_FINALIZER],
-            "annotations": {
-                "infrastructure.capcmi.io/cluster-id": uid,
-                "infrastructure.capcmi.io/machine-id": format!("{namespace}/{name}/{uid}"),
-                "infrastructure.capcmi.io/vm-existence": "may-exist",
-                "infrastructure.capcmi.io/driver": "simulated",
-                "infrastructure.capcmi.io/secret": "",
-                "infrastructure.capcmi.io/applied-provider-spec": APPLIED_PROVIDER_SPEC,
-            },
+            "annotations": {annotations::VM_RECORD: self.record(&creating)},
         }});
         if let Some(version) = version {
             ownership["metadata"]["resourceVersion"] = json!(version);
@@ -53,11 +51,15 @@ impl Target {
         ownership
     }
 
-    /// Returns a patch of the providerID alone.
+    /// Returns a patch of the providerID, and of the record of a VM that exists.
     pub fn identified(&self, version: Option<&str>) -> Value {
-        let mut identified = json!({"spec": {"providerID": self.provider_id()}});
+        let record = self.record(&json!({"name": "Exists"}));
+        let mut identified = json!({
+            "metadata": {"annotations": {annotations::VM_RECORD: record}},
+            "spec": {"providerID": self.provider_id()},
+        });
         if let Some(version) = version {
-            identified["metadata"] = json!({"resourceVersion": version});
+            identified["metadata"]["resourceVersion"] = json!(version);
         }
         identified
     }

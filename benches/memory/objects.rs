@@ -1,5 +1,6 @@
 //! The objects of a fleet that is up, as an API server sends them, with their managed fields.
 
+use capcmi::api::annotations;
 use serde_json::{Value, json};
 
 /// The number of machines in a Cluster.
@@ -37,16 +38,7 @@ fn managed_fields() -> Value {
             "capi-machineset",
             &["driver", "providerSpec", "cluster-name", "deployment-name"]
         ),
-        entry(
-            "capcmi",
-            &[
-                "providerID",
-                "cluster-id",
-                "machine-id",
-                "instance",
-                "applied-provider-spec"
-            ]
-        ),
+        entry("capcmi", &["providerID", "vm-record"]),
         entry(
             "capcmi-status",
             &["conditions", "addresses", "ready", "nodeName", "powerState"]
@@ -71,6 +63,11 @@ pub fn infra_machine(index: usize) -> Value {
         "kubernetes.io/cluster": uid(1, cluster), "kubernetes.io/role": "node",
         "capcmi.io/machine": uid(2, index),
     });
+    let record = json!({
+        "version": "v1", "machine": format!("{namespace}/{name}/{}", uid(2, index)),
+        "cluster": uid(1, cluster), "state": {"name": "Exists"},
+        "madeFrom": {"driver": "pool", "secret": "account", "providerSpec": applied},
+    });
     let at = second(index);
     let condition = |type_: &str, status: &str, reason: &str, message: &str| {
         json!({
@@ -89,12 +86,7 @@ pub fn infra_machine(index: usize) -> Value {
             "annotations": {
                 "cluster.x-k8s.io/cloned-from-groupkind": "InfraMachineTemplate.infrastructure.capcmi.io",
                 "cluster.x-k8s.io/cloned-from-name": "workers",
-                "infrastructure.capcmi.io/cluster-id": uid(1, cluster),
-                "infrastructure.capcmi.io/machine-id": format!("{namespace}/{name}/{}", uid(2, index)),
-                "infrastructure.capcmi.io/vm-existence": "may-exist",
-                "infrastructure.capcmi.io/driver": "pool",
-                "infrastructure.capcmi.io/secret": "account",
-                "infrastructure.capcmi.io/applied-provider-spec": applied.to_string(),
+                annotations::VM_RECORD: record.to_string(),
             },
             "ownerReferences": [{
                 "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine",

@@ -229,7 +229,7 @@ impl Server {
     }
 
     fn identified(&self) {
-        let annotations = json!({annotations::MACHINE_ID: "ns/m/u"});
+        let annotations = json!({annotations::VM_RECORD: "ns/m/u"});
         let machine = json!({"metadata": {"name": "m", "namespace": "ns", "annotations": annotations}});
         *self.machines.lock().unwrap() = vec![machine];
     }

@@ -1,31 +1,10 @@
 //! Annotations: ours, and those of Cluster API that are honoured.
 
-/// Annotation: the id under which a driver knows the VMs of one Cluster. Reserved.
+/// Annotation of an InfraMachine: everything that the provider has to know of its VM, as JSON; see
+/// [`crate::identity::VmRecord`]. Reserved.
+pub const VM_RECORD: &str = "infrastructure.capcmi.io/vm-record";
+/// Annotation of an InfraCluster: the id under which a driver knows the VMs of the Cluster. Reserved.
 pub const CLUSTER_ID: &str = "infrastructure.capcmi.io/cluster-id";
-/// Annotation: `<namespace>/<name>/<id>`, the identity of one InfraMachine. Reserved.
-///
-/// Namespace and name are part of it because Cluster API copies annotations from templates and Machines: an
-/// identity that was copied to another object identifies no machine.
-pub const MACHINE_ID: &str = "infrastructure.capcmi.io/machine-id";
-/// Annotation: `may-exist`, `refused` or `none`, see [`super::VmExistence`]. Reserved.
-pub const VM_EXISTENCE: &str = "infrastructure.capcmi.io/vm-existence";
-/// Annotation: the provider spec, as JSON, that the VM was made from or last updated to. Reserved.
-pub const APPLIED_PROVIDER_SPEC: &str = "infrastructure.capcmi.io/applied-provider-spec";
-/// Annotation: what the driver wants back with the next call, in base64. Reserved.
-pub const LAST_KNOWN_STATE: &str = "infrastructure.capcmi.io/last-known-state";
-/// Annotation: the driver that made the VM, so that a deletion finds it whatever
-/// became of the spec. Reserved.
-pub const DRIVER: &str = "infrastructure.capcmi.io/driver";
-/// Annotation: the Secret whose credentials the VM was made with, nothing where it was made without, so that
-/// every later call goes to the same account whatever becomes of `spec.secretRef`. Reserved.
-pub const SECRET: &str = "infrastructure.capcmi.io/secret";
-/// Annotation: when a CreateMachine was issued whose answer is not written here, RFC 3339; where there is
-/// another one before it, that one's time as well, with a comma between. The back end may still carry
-/// out such a create. Reserved.
-pub const CREATE_ISSUED_AT: &str = "infrastructure.capcmi.io/create-issued-at";
-/// Annotation: when the driver first accepted to shut the guest down, RFC 3339: the guest's time
-/// runs from then. Reserved.
-pub const SHUT_DOWN_ACCEPTED_AT: &str = "infrastructure.capcmi.io/shut-down-accepted-at";
 /// Annotation: the UID of the Node from which the not-ready taint was removed, so that a taint of that key
 /// which comes later is left alone. Not reserved: a forged one keeps a taint on a Node of the user's own
 /// cluster.
@@ -44,10 +23,6 @@ pub const VOLUME_DRAIN_HOOK_OWNER: &str = "cluster-api-provider-cmi";
 pub const EXCLUDE_NODE_DRAINING: &str = "machine.cluster.x-k8s.io/exclude-node-draining";
 /// Annotation of a Machine, any value: Cluster API waits for no volume of its Node.
 pub const EXCLUDE_VOLUME_DETACH: &str = "machine.cluster.x-k8s.io/exclude-wait-for-node-volume-detach";
-/// Annotation, `true`: an update was issued whose end was not written down, so that the VM may have some of
-/// the new spec and some of the old. In the metadata, since `clusterctl move` leaves a status behind.
-/// Reserved: without it, a VM that is half way would pass for one that has its spec.
-pub const UPDATE_ISSUED: &str = "infrastructure.capcmi.io/update-issued";
 /// Annotation: `<uid>/<generation>/requested` where Cluster API has asked the provider's Runtime Extension to
 /// update the VM in place to the spec of that generation, and `…/done` when the VM has it. Not reserved: a
 /// forged request leads to an update that its author could have had by changing the spec, and a forged `done`
@@ -61,9 +36,6 @@ pub const FORCE_DELETE: &str = "infrastructure.capcmi.io/force-delete";
 /// confirmed it; the value says, as JSON, which of the reserved tags that VM carries. The administrator's:
 /// reserved, since it claims a VM.
 pub const ADOPT: &str = "infrastructure.capcmi.io/adopt";
-/// Annotation: the id of the VM that was made by another and that the driver has confirmed. Reserved.
-pub const ADOPTED: &str = "infrastructure.capcmi.io/adopted";
-
 /// Annotation of an InfraMachineRemediation: how often the driver was asked to restart the VM. In the
 /// metadata, since `clusterctl move` leaves a status behind.
 pub const RESTARTS: &str = "infrastructure.capcmi.io/restarts";
@@ -71,19 +43,9 @@ pub const RESTARTS: &str = "infrastructure.capcmi.io/restarts";
 /// before the call: the Node's time runs from then.
 pub const RESTART_ISSUED_AT: &str = "infrastructure.capcmi.io/restart-issued-at";
 
-/// The annotations that the provider writes to what says which VM is whose.
-pub const OWN_ANNOTATIONS: [&str; 14] = [
-    CLUSTER_ID,
-    MACHINE_ID,
-    VM_EXISTENCE,
-    APPLIED_PROVIDER_SPEC,
-    LAST_KNOWN_STATE,
-    DRIVER,
-    SECRET,
-    CREATE_ISSUED_AT,
-    UPDATE_ISSUED,
-    SHUT_DOWN_ACCEPTED_AT,
-    ADOPTED,
+/// The annotations that the provider writes to an InfraMachine.
+pub const OWN_ANNOTATIONS: [&str; 4] = [
+    VM_RECORD,
     NOT_READY_TAINT_REMOVED_FROM,
     VOLUME_DRAIN_EVICTION,
     IN_PLACE_UPDATE,
@@ -91,22 +53,7 @@ pub const OWN_ANNOTATIONS: [&str; 14] = [
 
 /// The annotations that only the provider and the administrator may write: a user with forged ones could
 /// claim the VM of another cluster, or have one forgotten.
-pub const RESERVED_ANNOTATIONS: [&str; 14] = [
-    CLUSTER_ID,
-    MACHINE_ID,
-    VM_EXISTENCE,
-    APPLIED_PROVIDER_SPEC,
-    LAST_KNOWN_STATE,
-    DRIVER,
-    SECRET,
-    CREATE_ISSUED_AT,
-    UPDATE_ISSUED,
-    SHUT_DOWN_ACCEPTED_AT,
-    FORCE_DELETE,
-    ADOPT,
-    ADOPTED,
-    DELETE_FOR_MOVE,
-];
+pub const RESERVED_ANNOTATIONS: [&str; 5] = [VM_RECORD, CLUSTER_ID, FORCE_DELETE, ADOPT, DELETE_FOR_MOVE];
 
 /// Annotation, any value: the object is paused.
 pub const PAUSED: &str = "cluster.x-k8s.io/paused";

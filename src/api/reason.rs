@@ -192,7 +192,7 @@ reasons! {
         Some("An administrator must repair the policies in the message and confirm the identities that were \
             written meanwhile.");
     FOREIGN_IDENTITY = "ForeignIdentity",
-        "The identity annotation belongs to another object, so no VM is touched.",
+        "The record of the VM cannot be read or belongs to another object, so no VM is touched.",
         Some("Delete the object if it is a copy. Otherwise follow the message.");
     FOREIGN_PROVIDER_ID = "ForeignProviderID",
         "This provider did not write `spec.providerID`, so no VM is touched.",

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::api::cluster_api::{Cluster, Machine, MachineSpec, MachineStatus, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, fingerprint};
-use crate::caches::{Cached, InfraMachineFacts, MachineFacts, own_cluster_id, used_driver};
+use crate::caches::{Cached, InfraMachineFacts, MachineFacts};
 use crate::{identity, machine, volume_drain};
 
 impl Cached for DeserializeGuard<InfraMachine> {
@@ -22,11 +22,13 @@ impl Cached for DeserializeGuard<InfraMachine> {
             ..InfraMachineFacts::default()
         };
         let Ok(infra) = &self.0 else { return of_metadata };
+        let record = identity::record(infra);
+        let made = record.as_ref().and_then(|record| record.made_from.as_ref());
         InfraMachineFacts {
-            own_cluster_id: owned(own_cluster_id(infra)),
-            used_driver: owned(used_driver(infra)),
+            own_cluster_id: record.as_ref().map(|record| record.cluster.as_str().into()),
+            used_driver: owned(made.map(|made| made.driver.as_str())),
             named_driver: owned(infra.spec.driver.as_deref()),
-            shown_driver: identity::driver_name(infra).into(),
+            shown_driver: identity::driver_name(infra).into_boxed_str(),
             phase: Some(machine::phase(infra)),
             reason: machine::phase_reason(infra).into(),
             has_vanished: infra.has_vanished(),

@@ -1,16 +1,12 @@
 //! Handles the updates of each cache: what they enqueue, and what they let be forgotten.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use futures::FutureExt as _;
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
-use parking_lot::Mutex;
-use tokio::task::JoinSet;
-use tokio::time::timeout;
 
 use super::node_health::NodeChange;
 use super::watch::{CacheUpdate, Change, enqueue_object, enqueue_object_unless};
@@ -20,26 +16,10 @@ use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation};
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations, fingerprint, labels};
 use crate::caches::{CachedMachine, Caches, Entry, cluster_owners, machine_owner, yield_periodically};
-use crate::machine::{self, LookUpHint};
-use crate::retry::{LONG_WAIT, is_same_or_both_transient};
+use crate::machine::LookUpHint;
+use crate::retry::is_same_or_both_transient;
 use crate::wall_clock;
-use crate::{not_ready_taint, volume_drain};
-
-/// Runs the deletion of the VM that this machine has left behind until it ends, or the set is dropped.
-fn spawn_deletion(
-    deletions: &mut JoinSet<()>,
-    machine: String,
-    deletion: impl Future<Output = ()> + Send + 'static,
-) {
-    // Those that have ended hold memory until they are joined.
-    while deletions.try_join_next().is_some() {}
-    deletions.spawn(async move {
-        // The set would tell of a panic at the next deletion, which may never come.
-        if AssertUnwindSafe(deletion).catch_unwind().await.is_err() {
-            tracing::error!(machine, "deleting the VM of a removed InfraMachine panicked");
-        }
-    });
-}
+use crate::{identity, not_ready_taint, volume_drain};
 
 impl Controllers {
     pub(super) fn on_machine(&self) -> impl Fn(&CacheUpdate<Machine>) + Send + 'static {
@@ -226,11 +206,10 @@ impl Controllers {
     pub(super) fn on_infra_machine(
         &self,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachine>>) + Send + 'static {
-        // A driver may return another last known state with each call: if a change of this annotation
-        // enqueued the machine, each call would lead to the next one at once.
+        // A driver may return another last known state with each call: if a change of it enqueued the
+        // machine, each call would lead to the next one at once.
         let enqueue_object =
-            enqueue_object_unless(self.infra_machine_queue.clone(), &[annotations::LAST_KNOWN_STATE]);
-        let left_behind = Mutex::new(JoinSet::new());
+            enqueue_object_unless(self.infra_machine_queue.clone(), own_annotation_of_infra_machine);
         let machine_context = Arc::clone(&self.machine_context);
         let deletion_log = Arc::clone(&self.deletion_log);
         let (taint_queue, taint_context) = (self.taint_queue.clone(), Arc::clone(&self.taint_context));
@@ -275,17 +254,6 @@ impl Controllers {
                         }
                     }
                 }
-            }
-            for last in deleted_despite_finalizer(update) {
-                let leadership = taint_context.leadership.clone();
-                let deletion = machine::delete_vm_left_behind(&machine_context, last.clone());
-                let name = format!("{}/{}", last.metadata.namespace(), last.metadata.name());
-                spawn_deletion(&mut left_behind.lock(), name, async move {
-                    // A replica that becomes the leader later leaves the VM to the report of orphans.
-                    if timeout(LONG_WAIT, leadership.acquired()).await.is_ok() {
-                        deletion.await;
-                    }
-                });
             }
             if update.complete {
                 let cache = &machine_context.caches.infra_machines;
@@ -347,10 +315,7 @@ impl Controllers {
         &self,
         queue: WorkQueue<DeserializeGuard<InfraMachineRemediation>>,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachineRemediation>>) + Send + 'static {
-        self.forgetting(enqueue_object_unless(
-            queue,
-            &[annotations::RESTARTS, annotations::RESTART_ISSUED_AT],
-        ))
+        self.forgetting(enqueue_object_unless(queue, own_annotation_of_remediation))
     }
 
     /// Removes objects that are gone from the queues of the drivers.
@@ -414,16 +379,20 @@ impl Remediations {
     }
 }
 
-/// The InfraMachines that the API server let go in spite of their finalizer. A list does not show how the
-/// objects that it lacks have gone.
-fn deleted_despite_finalizer(update: &CacheUpdate<DeserializeGuard<InfraMachine>>) -> Vec<&InfraMachine> {
-    let changes = update.changes.iter().filter(|_| !update.listed);
-    let gone = changes.filter_map(|change| match change {
-        Change::Deleted(object) => object.0.as_ref().ok(),
-        Change::Added(_) | Change::Updated { .. } => None,
-    });
-    gone.filter(|last| machine::was_deleted_despite_finalizer(last))
-        .collect()
+/// Returns the part of an annotation whose change enqueues an InfraMachine: all of it, but for the driver's
+/// last known state in the record.
+#[allow(clippy::unnecessary_wraps)] // A `Relevant`.
+fn own_annotation_of_infra_machine<'a>(key: &str, value: &'a str) -> Option<Cow<'a, str>> {
+    if key != annotations::VM_RECORD {
+        return Some(Cow::Borrowed(value));
+    }
+    let without_state = identity::without_last_known_state(value);
+    Some(without_state.map_or(Cow::Borrowed(value), Cow::Owned))
+}
+
+fn own_annotation_of_remediation<'a>(key: &str, value: &'a str) -> Option<Cow<'a, str>> {
+    let is_own = [annotations::RESTARTS, annotations::RESTART_ISSUED_AT].contains(&key);
+    (!is_own).then_some(Cow::Borrowed(value))
 }
 
 fn machine_predicate(machine: &Machine) -> u64 {

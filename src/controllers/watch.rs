@@ -1,5 +1,6 @@
 //! Watches that keep a cache current, and notify of what changed once the cache has it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use futures::StreamExt as _;
@@ -179,13 +180,16 @@ pub(super) fn enqueue_object<K>(queue: WorkQueue<K>) -> impl Fn(&CacheUpdate<K>)
 where
     K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
 {
-    enqueue_object_unless(queue, &[])
+    enqueue_object_unless(queue, |_, value| Some(Cow::Borrowed(value)))
 }
 
-/// Enqueues as [`enqueue_object`] does, where some annotations are our own writing, too.
+/// Returns the part of the value of an annotation, by its key, whose change enqueues the object.
+type Relevant = for<'a> fn(&str, &'a str) -> Option<Cow<'a, str>>;
+
+/// Enqueues as [`enqueue_object`] does, where a part of the annotations is our own writing, too.
 pub(super) fn enqueue_object_unless<K>(
     queue: WorkQueue<K>,
-    written: &'static [&'static str],
+    relevant: Relevant,
 ) -> impl Fn(&CacheUpdate<K>) + Send + 'static
 where
     K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
@@ -193,7 +197,7 @@ where
     let wanted = move |object: &K| {
         let annotations = object.meta().annotations.iter().flatten();
         let of_others: Vec<_> = annotations
-            .filter(|(key, _)| !written.contains(&key.as_str()))
+            .filter_map(|(key, value)| Some((key, relevant(key, value)?)))
             .collect();
         fingerprint((without_annotations(object), of_others))
     };

@@ -62,8 +62,8 @@ fn read(machine: &CachedMachine, driver: &str, tag_path: &JsonPointer) -> Option
 }
 
 fn group(machine: &InfraMachine, driver: &str, tag_path: &JsonPointer) -> Option<Group> {
+    let made = identity::bound(machine).filter(|made| made.driver == driver)?;
     if !machine.is_provisioned()
-        || identity::recorded_driver(machine) != Some(driver)
         || machine.metadata.deletion_timestamp.is_some()
         || identity::annotation(machine, annotations::PAUSED).is_some()
     {
@@ -71,7 +71,7 @@ fn group(machine: &InfraMachine, driver: &str, tag_path: &JsonPointer) -> Option
     }
     Some(Group {
         namespace: machine.metadata.namespace.clone()?,
-        class: ClassRef::of_machine(machine, tag_path)?,
+        class: ClassRef::of_made(made, tag_path)?,
     })
 }
 
@@ -83,25 +83,31 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::api::{DeserializeGuard, VmExistence, labels};
+    use crate::api::{DeserializeGuard, labels};
     use crate::caches::cache;
+    use crate::identity::fixtures::{existing, in_state};
 
     /// A provisioned machine of the Cluster `c`.
+    fn id(name: &str) -> String {
+        format!("ns/{name}/{name}")
+    }
+
+    fn made(name: &str, driver: &str, secret: &str) -> Value {
+        let tags = json!({"capcmi.io/machine": name, "kubernetes.io/cluster": "c-1"});
+        json!({"driver": driver, "secret": secret, "providerSpec": {"size": "s", "tags": tags}})
+    }
+
+    fn record(machine: &mut Value, record: String) {
+        machine["metadata"]["annotations"][annotations::VM_RECORD] = record.into();
+    }
+
     fn machine(name: &str, change: impl FnOnce(&mut Value)) -> InfraMachine {
         let mut machine = json!({
             "apiVersion": "infrastructure.capcmi.io/v1alpha1",
             "kind": "InfraMachine",
             "metadata": {"namespace": "ns", "name": name, "uid": name, "labels": {labels::CLUSTER_NAME: "c"},
             "annotations": {
-                annotations::DRIVER: "pool",
-                annotations::MACHINE_ID: format!("ns/{name}/{name}"),
-                annotations::VM_EXISTENCE: VmExistence::MayExist.annotation(),
-                annotations::SECRET: "account",
-                annotations::APPLIED_PROVIDER_SPEC:
-                    serde_json::json!({
-                        "size": "s", "tags": {"capcmi.io/machine": name, "kubernetes.io/cluster": "c-1"},
-                    })
-                    .to_string(),
+                annotations::VM_RECORD: existing(&id(name), &made(name, "pool", "account")),
             }},
             "spec": {"providerSpec": {}, "providerID": format!("sim://{name}")},
             "status": {"initialization": {"provisioned": true}},
@@ -160,10 +166,12 @@ mod tests {
             machine("a", |_| {}),
             machine("b", |_| {}),
             machine("other-account", |machine| {
-                machine["metadata"]["annotations"][annotations::SECRET] = json!("b");
+                let made = made("other-account", "pool", "b");
+                record(machine, existing(&id("other-account"), &made));
             }),
             machine("other-driver", |machine| {
-                machine["metadata"]["annotations"][annotations::DRIVER] = json!("b");
+                let made = made("other-driver", "b", "account");
+                record(machine, existing(&id("other-driver"), &made));
             }),
             machine("not-up-yet", |machine| machine["status"] = json!({})),
         ];
@@ -191,20 +199,23 @@ mod tests {
 
     /// The same rules as wherever else the identity of a machine counts.
     #[tokio::test]
-    async fn a_machine_that_lost_its_note_is_looked_for_and_one_with_a_copied_identity_is_not() {
+    async fn a_machine_with_a_copied_record_or_without_a_vm_is_not_looked_for() {
+        let none = json!({"name": "None"});
         let machines = [
-            machine("noteless", |machine| {
-                let annotations = machine["metadata"]["annotations"].as_object_mut().unwrap();
-                annotations.remove(annotations::VM_EXISTENCE);
-            }),
             machine("copied", |machine| {
-                machine["metadata"]["annotations"][annotations::MACHINE_ID] = json!("ns/other/u");
+                record(
+                    machine,
+                    existing("ns/other/u", &made("copied", "pool", "account")),
+                );
             }),
             machine("refused", |machine| {
-                machine["metadata"]["annotations"][annotations::VM_EXISTENCE] =
-                    json!(VmExistence::None.annotation());
+                let made = made("refused", "pool", "account");
+                record(machine, in_state(&id("refused"), &none, &made));
             }),
         ];
-        assert_eq!(looked_for(&cluster(false), machines).await, [vec!["noteless"]]);
+        assert_eq!(
+            looked_for(&cluster(false), machines).await,
+            Vec::<Vec<String>>::new()
+        );
     }
 }

@@ -4,7 +4,7 @@ use cmi_driver::{JsonPointer, tags};
 
 use crate::api::fingerprint;
 use crate::api::v1alpha1::InfraMachine;
-use crate::identity;
+use crate::identity::{self, MadeFrom};
 
 /// A class by reference: a provider spec, and where its credentials are. One list shows all VMs of a class.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -22,10 +22,15 @@ pub struct ClassId(u64);
 impl ClassRef {
     /// The class of a machine whose provider spec was applied; none for another machine.
     pub fn of_machine(machine: &InfraMachine, tag_path: &JsonPointer) -> Option<Self> {
-        let mut spec = identity::applied_spec(machine)?;
+        Self::of_made(identity::record(machine)?.made_from?, tag_path)
+    }
+
+    /// The class of a VM that was made like this.
+    pub fn of_made(made: MadeFrom, tag_path: &JsonPointer) -> Option<Self> {
+        let mut spec = made.provider_spec;
         spec.remove_tags(tag_path, &[tags::MACHINE]);
         Some(Self {
-            secret: identity::credentials(machine).map(str::to_owned),
+            secret: made.secret,
             spec: serde_json::to_string(&spec).ok()?,
         })
     }

@@ -1,37 +1,59 @@
 //! VMs that something else created and that a machine adopts because an administrator asks for it. Pure.
 //!
 //! Until the driver has confirmed such a VM, only the status of the object is written: neither finalizer nor
-//! identity. An object whose VM was never confirmed is therefore deleted without a driver call. The sign of a
-//! confirmation is the id that the driver confirmed, written together with the identity: the identity and the
-//! note that a VM may exist are not enough, since a create writes them as well.
+//! record. An object whose VM was never confirmed is therefore deleted without a driver call.
 
 use serde::Deserialize;
 
+use crate::api::annotations;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{VmExistence, annotations};
-use crate::identity::{self, Adoption, IdentityTags, MachineId, Role, adopted_id};
-use cmi_driver::{Capabilities, tags};
+use crate::identity::{self, IdentityTags, Role, VmRecord};
+use cmi_driver::{Capabilities, LastKnownState, tags};
 
-/// Returns the id of the machine's own VM, as far as it is known. An id that is only to be adopted is not the
-/// machine's own.
-pub fn own_provider_id(machine: &InfraMachine) -> Option<&str> {
-    match Adoption::of(machine) {
-        Adoption::Asked => None,
-        Adoption::TooLate => adopted_id(machine),
-        Adoption::None | Adoption::Confirmed => machine.spec.provider_id.as_deref(),
-    }
-}
-
-/// The tags of a VM, as the administrator gives them.
+/// What the administrator says of a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct GivenTags {
+struct Given {
     #[serde(rename = "kubernetes.io/cluster")]
     cluster: Option<String>,
     #[serde(rename = "kubernetes.io/role")]
     role: Option<String>,
     #[serde(rename = "capcmi.io/machine")]
     machine: Option<String>,
+    /// The state that the driver wants back with the next call, in base64.
+    #[serde(rename = "lastKnownState")]
+    last_known_state: Option<String>,
+}
+
+impl Given {
+    fn of(machine: &InfraMachine) -> Result<Self, String> {
+        let text = identity::annotation(machine, annotations::ADOPT).unwrap_or_default();
+        if text.trim().is_empty() {
+            return Ok(Self::default());
+        }
+        serde_json::from_str(text).map_err(|error| {
+            format!(
+                "annotation {} is not a JSON object with the tags that the VM carries, of {}: {error}",
+                annotations::ADOPT,
+                tags::RESERVED.join(", ")
+            )
+        })
+    }
+}
+
+/// Returns the state that the driver of the VM wants back with the next call, as the annotation has it.
+///
+/// # Errors
+/// Says in words what is wrong with the annotation.
+pub fn given_state(machine: &InfraMachine) -> Result<Option<LastKnownState>, String> {
+    let Some(text) = Given::of(machine)?.last_known_state else {
+        return Ok(None);
+    };
+    let decoded = identity::decoded(&text);
+    decoded.map(Some).map_err(|error| {
+        let key = annotations::ADOPT;
+        format!("`lastKnownState` of annotation {key} is not a driver's state in base64: {error}")
+    })
 }
 
 /// Returns the tags that the VM carries according to the annotation. A cluster or role that the annotation
@@ -41,18 +63,7 @@ struct GivenTags {
 /// # Errors
 /// Says in words what is wrong with the annotation.
 pub fn given_tags(machine: &InfraMachine, cluster_id: &str, role: Role) -> Result<IdentityTags, String> {
-    let text = identity::annotation(machine, annotations::ADOPT).unwrap_or_default();
-    let given = if text.trim().is_empty() {
-        GivenTags::default()
-    } else {
-        serde_json::from_str(text).map_err(|error| {
-            format!(
-                "annotation {} is not a JSON object with the tags that the VM carries, of {}: {error}",
-                annotations::ADOPT,
-                tags::RESERVED.join(", ")
-            )
-        })?
-    };
+    let given = Given::of(machine)?;
     let all = [&given.cluster, &given.role, &given.machine];
     if all.into_iter().flatten().any(|value| value.trim().is_empty()) {
         return Err(format!(
@@ -67,43 +78,31 @@ pub fn given_tags(machine: &InfraMachine, cluster_id: &str, role: Role) -> Resul
     })
 }
 
-/// Returns the tags that the VM of a machine has to carry, where the VM was adopted and belongs to the
-/// machine by now: the tags that were written down when the driver confirmed the VM, whatever became of the
-/// annotation, and the machine's identity where the driver can add it.
+/// Returns the tags that an adopted VM has to carry: the tags that were recorded when the driver confirmed
+/// it, whatever became of the annotation, and the machine's identity where the driver can add it. `None` for
+/// any other VM.
 ///
 /// # Errors
 /// Says in words that the tags of such a VM are unknown: the provider's own tags would change the VM.
-pub fn adopted_tags(
-    machine: &InfraMachine,
-    capabilities: &Capabilities,
-) -> Result<Option<IdentityTags>, String> {
-    let Some(id) =
-        MachineId::of(machine).filter(|_| identity::vm_existence(machine) == VmExistence::MayExist)
-    else {
+pub fn adopted_tags(record: &VmRecord, capabilities: &Capabilities) -> Result<Option<IdentityTags>, String> {
+    let Some(made) = record.made_from.as_ref().filter(|_| record.adopted) else {
         return Ok(None);
     };
-    let applied = identity::applied_spec(machine);
-    let carried = applied.and_then(|applied| IdentityTags::carried_by(&applied, capabilities));
-    if adopted_id(machine).is_none() {
-        let is_known = machine.spec.provider_id.is_some();
-        // The tags of a create carry the machine's identity, and are left out.
-        return Ok(carried.filter(|carried| is_known && carried.machine.as_deref() != Some(id.tag())));
-    }
-    let identified = |carried: IdentityTags| {
-        let added = capabilities.adds_machine_tag().then(|| id.tag().to_owned());
-        Some(IdentityTags {
-            machine: carried.machine.or(added),
-            ..carried
-        })
-    };
-    carried.map(identified).ok_or_else(|| {
+    let carried = IdentityTags::carried_by(&made.provider_spec, capabilities).ok_or_else(|| {
         format!(
-            "annotation {} of an adopted VM has no tags at `{}`, where the driver expects them, so the VM \
-                is not changed: restore the tags in the annotation",
-            annotations::APPLIED_PROVIDER_SPEC,
-            capabilities.tag_path
+            "the recorded provider spec of the adopted VM has no tags at `{}`, where the driver expects \
+                them, so the VM is not changed: restore the tags in annotation {}",
+            capabilities.tag_path,
+            annotations::VM_RECORD
         )
-    })
+    })?;
+    let added = capabilities
+        .adds_machine_tag()
+        .then(|| record.machine.tag().to_owned());
+    Ok(Some(IdentityTags {
+        machine: carried.machine.or(added),
+        ..carried
+    }))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Carries out what a plan says: driver calls, and the ownership that has to be written before them.
+//! Carries out what a plan says: driver calls, and the record that has to be written before them.
 
 mod adopt;
 mod confirm_deletion;
@@ -17,7 +17,6 @@ use super::Context;
 use super::gather::Gathered;
 use super::object::Object;
 use super::outcome::Outcome;
-use super::ownership::Ownership;
 use super::plan::{Plan, Step};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{ObjectMetaExt as _, annotations};
@@ -67,8 +66,8 @@ pub async fn execute<'a>(
             write_before(object, &mut outcome).await?;
             return Ok(Execution::without_permit(outcome));
         }
-        Plan::RestoreFinalizer(ownership) => {
-            restore_finalizer(object, &ownership).await?;
+        Plan::RestoreFinalizer => {
+            restore_finalizer(object).await?;
             // The write leads to the next reconcile.
             return Ok(Execution::without_permit(Outcome::Waiting(None)));
         }
@@ -111,8 +110,8 @@ async fn write_before(object: &mut Object<'_>, outcome: &mut Outcome) -> Result<
     let Outcome::Blocked(block) = outcome else {
         return Ok(());
     };
-    if let Some(ownership) = block.ownership.take() {
-        object.ensure_finalizer_and_identity(&ownership).await?;
+    if let Some(record) = block.record.take() {
+        object.ensure_finalizer_and_record(&record).await?;
     }
     if block.unblocks_move {
         object.unblock_move().await?;
@@ -120,8 +119,8 @@ async fn write_before(object: &mut Object<'_>, outcome: &mut Outcome) -> Result<
     Ok(())
 }
 
-async fn restore_finalizer(object: &mut Object<'_>, ownership: &Ownership) -> Result<(), Error> {
-    object.ensure_finalizer_and_identity(ownership).await?;
+async fn restore_finalizer(object: &mut Object<'_>) -> Result<(), Error> {
+    object.restore_finalizer().await?;
     tracing::warn!(
         name = object.name(),
         "the finalizer of a machine with a VM was removed; adding it again"

@@ -20,9 +20,8 @@ use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 use cmi_driver::{
     Capabilities, Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
-    DeleteMachineResponse, Driver, GetMachineStatusRequest, LastKnownState, ListMachinesRequest,
-    ListedMachine, Machine, Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest,
-    ShutDownMachineResponse, Status,
+    DeleteMachineResponse, Driver, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine,
+    Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
 };
 
 /// An API server with one machine: it merges what it gets, and refuses what was decided on another version.
@@ -75,11 +74,6 @@ impl Server {
         self.0.lock().unwrap()["metadata"]["resourceVersion"] = json!(next.to_string());
     }
 
-    /// It is there no more.
-    pub fn erase(&self) {
-        *self.0.lock().unwrap() = Value::Null;
-    }
-
     /// A user asks for another try.
     pub fn ask_again(&self) {
         self.annotate("example.com/try", &self.version());
@@ -91,7 +85,29 @@ impl Server {
         self.touch();
     }
 
-    fn answer(&self, method: &Method, path: &str, body: &[u8]) -> Response<Body> {
+    /// Whether the object is there no more.
+    pub fn is_gone(&self) -> bool {
+        self.0.lock().unwrap().is_null()
+    }
+
+    /// Another client changes the object.
+    pub fn change(&self, change: impl FnOnce(&mut InfraMachine)) {
+        let mut object = self.object();
+        change(&mut object);
+        self.replace(&object);
+    }
+
+    /// Another client puts this object in the place of the one that is there.
+    pub fn replace(&self, object: &InfraMachine) {
+        let version = self.version();
+        let mut object = serde_json::to_value(object).unwrap();
+        object["metadata"]["resourceVersion"] = json!(version);
+        *self.0.lock().unwrap() = object;
+        self.touch();
+    }
+
+    /// The answer to a request.
+    pub fn answer(&self, method: &Method, path: &str, body: &[u8]) -> Response<Body> {
         if path.contains("/events") {
             return Response::new(Body::from(body.to_vec()));
         }
@@ -166,9 +182,6 @@ pub struct Vms {
     creates_hang: bool,
     /// Whether each VM is said to be uninitialized.
     is_uninitialized: bool,
-    /// Whether a deletion takes three calls, each of which goes on from the state that the last one gave: the
-    /// first is answered OK, the second fails, and the third deletes the VM.
-    deletes_in_steps: bool,
 }
 
 /// A driver that finds and deletes VMs of a name by it, or by their id where the request has it.
@@ -191,14 +204,6 @@ impl Vms {
     pub fn uninitialized() -> Self {
         Self {
             is_uninitialized: true,
-            ..Self::default()
-        }
-    }
-
-    /// Of a driver that deletes a VM in steps, by the state that it has given.
-    pub fn deleting_in_steps() -> Self {
-        Self {
-            deletes_in_steps: true,
             ..Self::default()
         }
     }
@@ -290,21 +295,6 @@ impl Driver for VmDriver {
     /// Without an id it deletes the first of the name, as a back end does that knows VMs by their names.
     async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
         self.record(Operation::DeleteMachine);
-        if self.back_end.deletes_in_steps {
-            let state = |name: &str| LastKnownState::new(name.into());
-            match request.last_known_state {
-                None => {
-                    return Ok(DeleteMachineResponse {
-                        last_known_state: state("stopped"),
-                    });
-                }
-                Some(step) if Some(&step) == state("stopped").as_ref() => {
-                    let busy = Status::new(Code::Unavailable, "its disks are in use");
-                    return Err(busy.with_last_known_state(state("detached").unwrap()));
-                }
-                Some(_) => {}
-            }
-        }
         let mut vms = self.back_end.existing.lock().unwrap();
         let meant = |vm: &ListedMachine| match &request.provider_id {
             Some(id) => *id == vm.provider_id,

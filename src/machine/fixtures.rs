@@ -9,11 +9,8 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::outcome::RetryTrigger;
-use super::ownership::Ownership;
 use super::plan::{self, Observed, Owner, Plan, ProviderIdConflict};
-use super::runtime_state::{
-    AnsweredCreate, LookUpHint, Retry, RetryCondition, RuntimeState, UnimplementedCall,
-};
+use super::runtime_state::{LookUpHint, Retry, RetryCondition, RuntimeState, UnimplementedCall};
 use crate::api::cluster_api::{
     Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
     ObjectReference,
@@ -23,9 +20,9 @@ use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus, LastOperation,
     OperationState, OperationType, SecretReference,
 };
-use crate::api::{GROUP, MACHINE_FINALIZER, VmExistence, annotations};
+use crate::api::{GROUP, MACHINE_FINALIZER, annotations};
 use crate::configured_driver::{DriverState, KnownDriver, ResolveError, StableReachability};
-use crate::identity::MachineId;
+use crate::identity::{self, MadeFrom, VmRecord, VmState};
 use cmi_driver::{Capabilities, Code, Operation, ProviderSpec, Status};
 
 /// Which driver [`World`] has met.
@@ -58,19 +55,17 @@ pub fn tagged(spec: &Value) -> ProviderSpec {
     spec
 }
 
-/// The ownership of a machine that a create may have been issued for.
-pub fn ownership(machine: &InfraMachine) -> Ownership {
-    Ownership {
-        machine_id: MachineId::of(machine)
-            .or_else(|| MachineId::derived(machine))
-            .unwrap(),
-        cluster_id: "c-1".to_owned(),
-        vm_existence: VmExistence::MayExist,
-        driver: Some("pool".to_owned()),
-        secret: Some(String::new()),
-        applied: Some(tagged(&json!({"size": "s"}))),
-        adopted: None,
-    }
+/// The record of a machine whose VM is in this state.
+pub fn record(machine: &InfraMachine, state: VmState) -> VmRecord {
+    let record = identity::record(machine).or_else(|| VmRecord::new(machine, "c-1"));
+    let mut record = record.unwrap();
+    record.state = state;
+    record.made_from.get_or_insert_with(|| MadeFrom {
+        driver: "pool".to_owned(),
+        secret: None,
+        provider_spec: tagged(&json!({"size": "s"})),
+    });
+    record
 }
 
 /// A machine that Cluster API has made a moment ago and that a Machine owns.
@@ -163,17 +158,50 @@ impl MachineFixture {
         self
     }
 
-    /// As write 1 leaves it.
-    pub fn identified(mut self) -> Self {
+    /// As write 1 leaves it: a create was issued now.
+    pub fn identified(self) -> Self {
+        self.recorded(VmState::Creating {
+            issued: now(),
+            several: false,
+        })
+    }
+
+    /// With the finalizer, and a record of a VM in this state.
+    pub fn recorded(mut self, state: VmState) -> Self {
         self.0.metadata.finalizers = Some(vec![MACHINE_FINALIZER.to_owned()]);
-        let id = MachineId::derived(&self.0).unwrap().annotation();
-        let applied = serde_json::to_string(&tagged(&json!({"size": "s"}))).unwrap();
-        self.annotated(annotations::CLUSTER_ID, "c-1")
-            .annotated(annotations::MACHINE_ID, &id)
-            .annotated(annotations::VM_EXISTENCE, "may-exist")
-            .annotated(annotations::DRIVER, "pool")
-            .annotated(annotations::SECRET, "")
-            .annotated(annotations::APPLIED_PROVIDER_SPEC, &applied)
+        let record = record(&self.0, state);
+        self.with_record(&record)
+    }
+
+    fn with_record(self, record: &VmRecord) -> Self {
+        self.annotated(annotations::VM_RECORD, &record.annotation().unwrap())
+    }
+
+    /// With a record that differs.
+    pub fn record(self, change: impl FnOnce(&mut VmRecord)) -> Self {
+        let mut record = identity::record(&self.0).unwrap();
+        change(&mut record);
+        self.with_record(&record)
+    }
+
+    /// With the spec that the VM was made from.
+    pub fn made_from(self, spec: &ProviderSpec) -> Self {
+        self.record(|record| record.made_from.as_mut().unwrap().provider_spec = spec.clone())
+    }
+
+    /// With the record of another machine, as Cluster API copies annotations.
+    pub fn with_copied_record(self) -> Self {
+        self.record(|record| record.machine = "ns1/other/u-9".to_owned().try_into().unwrap())
+    }
+
+    pub fn without_record(self) -> Self {
+        self.without(annotations::VM_RECORD)
+    }
+
+    /// As write 2 leaves it: the VM is known.
+    pub fn known(self, id: &str) -> Self {
+        self.recorded(VmState::Exists { unanswered: None })
+            .provider_id(id)
     }
 
     pub fn provider_id(mut self, id: &str) -> Self {
@@ -198,8 +226,7 @@ impl MachineFixture {
 
     /// As write 3 leaves it.
     pub fn provisioned(self) -> Self {
-        self.identified()
-            .provider_id("sim://1")
+        self.known("sim://1")
             .observed(1)
             .condition(conditions::READY, ConditionStatus::True, "Ready")
             .condition(
@@ -272,7 +299,6 @@ pub struct World {
     driver_is: DriverIs,
     violation: Option<String>,
     conflict: ProviderIdConflict,
-    pub create_in_flight: bool,
     pub state: RuntimeState,
     instant: Instant,
     now: Timestamp,
@@ -312,7 +338,6 @@ pub fn world() -> World {
         driver_is: DriverIs::Known,
         violation: None,
         conflict: ProviderIdConflict::None,
-        create_in_flight: false,
         state: RuntimeState::default(),
         instant: Instant::now(),
         now: now(),
@@ -498,10 +523,7 @@ impl World {
 
     /// The create that was issued so many seconds after [`now`] was refused.
     pub fn answered(mut self, seconds: i64) -> Self {
-        self.state.answered = Some(AnsweredCreate {
-            issued: at(seconds),
-            made: false,
-        });
+        self.state.answered = Some(at(seconds));
         self
     }
 
@@ -564,7 +586,6 @@ impl World {
             driver,
             violation: self.violation.clone(),
             conflict: self.conflict.clone(),
-            create_in_flight: self.create_in_flight,
             state,
             inputs: INPUTS,
             connection_generation: CONNECTION_GENERATION,

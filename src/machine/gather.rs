@@ -54,9 +54,6 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
     let (now, instant) = (wall_clock::now(), Instant::now());
     let inputs = inputs(machine, owner.as_deref());
     let uid = machine.metadata.uid();
-    // Read before the state: a create that ends in between has cleared the absence by the time the state is
-    // read.
-    let create_in_flight = ctx.states.is_create_in_flight(uid);
     let state = ctx
         .states
         .get_or_restore(uid, || restored(machine, now, instant, inputs));
@@ -77,7 +74,6 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
             violation: violation(machine, &driver),
             driver,
             conflict: conflict(ctx, machine),
-            create_in_flight,
             state,
             inputs,
             connection_generation,

@@ -10,16 +10,13 @@ use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::Context;
-use super::runtime_state::AnsweredCreate;
-use super::status;
+use super::finalizer::has_finalizer;
+use super::status::{self, SecretMovability, in_progress};
 use crate::api::bounded;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
-use crate::api::{DeserializeGuard, MACHINE_FINALIZER, ObjectMetaExt as _, VmExistence, annotations};
+use crate::api::{DeserializeGuard, MACHINE_FINALIZER, ObjectMetaExt as _, annotations};
 use crate::apiserver::{Error, patch_metadata, publish_status};
-use crate::identity::{self, MachineId};
-use crate::machine::ownership::{Ownership, has_finalizer};
-use crate::machine::status::{SecretMovability, in_progress};
-use crate::machine::unanswered_creates::UnansweredCreates;
+use crate::identity::{self, VmEvent, VmRecord};
 use crate::wall_clock;
 use cmi_driver::{LastKnownState, Operation};
 
@@ -42,20 +39,6 @@ pub struct Object<'a> {
     api: Api<InfraMachine>,
     latest: Arc<InfraMachine>,
     secret_movability: SecretMovability,
-    /// Whether the API server has deleted the object, so that there is nothing to write.
-    was_deleted_despite_finalizer: bool,
-}
-
-/// What the API server has by the name of an object that it has deleted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LiveObject {
-    /// Nothing.
-    Absent,
-    /// The object, which only this process no longer watches, or one of its identity, which was restored and
-    /// has the VM.
-    Same,
-    /// Another object: a VM of the name may belong to that.
-    Another,
 }
 
 impl<'a> Object<'a> {
@@ -67,16 +50,6 @@ impl<'a> Object<'a> {
             api: Api::namespaced(ctx.client.clone(), namespace),
             latest,
             secret_movability: SecretMovability::Unread,
-            was_deleted_despite_finalizer: false,
-        }
-    }
-
-    /// A deleted object, as the watch last showed it. No write reaches the API server: [`Object::latest`]
-    /// alone has what would be written.
-    pub fn deleted_despite_finalizer(ctx: &'a Context, last: Arc<InfraMachine>) -> Self {
-        Self {
-            was_deleted_despite_finalizer: true,
-            ..Self::new(ctx, last)
         }
     }
 
@@ -91,11 +64,6 @@ impl<'a> Object<'a> {
         &self.latest
     }
 
-    /// The newest known version, which outlives the next write.
-    pub fn latest(&self) -> Arc<InfraMachine> {
-        Arc::clone(&self.latest)
-    }
-
     /// The UID, or nothing where the API server has not given one.
     pub fn uid(&self) -> &str {
         self.latest.metadata.uid()
@@ -106,32 +74,37 @@ impl<'a> Object<'a> {
         self.latest.metadata.name()
     }
 
-    /// Writes finalizer and identity in one patch; writes nothing when the object has them all.
+    /// Writes finalizer and record in one patch; writes nothing when the object has both.
     ///
     /// # Errors
     /// [`Error::Conflict`] when the object is not the version that this was decided on.
-    pub async fn ensure_finalizer_and_identity(&mut self, ownership: &Ownership) -> Result<(), Error> {
-        let annotations = missing_annotations(&self.latest, ownership)?;
-        self.write_ownership(annotations).await
+    pub async fn ensure_finalizer_and_record(&mut self, record: &VmRecord) -> Result<(), Error> {
+        let annotations = self.record_if_changed(record)?;
+        self.write_finalizer_and(annotations).await
     }
 
-    /// Write 1, before every create: finalizer, identity, and the creates whose answer is unknown, the coming
-    /// one among them. Until that one is answered, `clusterctl move` has to wait.
+    /// Adds the finalizer, which an object with a record has lost.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when the object is not the version that this was decided on.
+    pub async fn restore_finalizer(&mut self) -> Result<(), Error> {
+        self.write_finalizer_and(Vec::new()).await
+    }
+
+    /// Write 1, before every create: finalizer, and the record in which the create is issued. Until the
+    /// create is answered, `clusterctl move` has to wait.
     ///
     /// The patch is always sent, so that a cache that is behind never leads to a create.
     ///
     /// # Errors
     /// [`Error::Conflict`] when the object is not the version that this was decided on.
-    pub async fn record_create(
-        &mut self,
-        ownership: &Ownership,
-        unanswered: &UnansweredCreates,
-    ) -> Result<(), Error> {
-        let annotations = annotations_of_a_create(&self.latest, ownership, unanswered)?;
-        self.write_ownership(annotations).await
+    pub async fn record_create(&mut self, record: &VmRecord) -> Result<(), Error> {
+        let mut annotations = vec![(annotations::VM_RECORD, Some(encoded(record)?))];
+        annotations.extend(self.block_move_addition());
+        self.write_finalizer_and(annotations).await
     }
 
-    async fn write_ownership(&mut self, annotations: Map<String, Value>) -> Result<(), Error> {
+    async fn write_finalizer_and(&mut self, annotations: Vec<Annotation>) -> Result<(), Error> {
         let finalizers = if has_finalizer(&self.latest) {
             None
         } else {
@@ -142,36 +115,19 @@ impl<'a> Object<'a> {
         if annotations.is_empty() && finalizers.is_none() {
             return Ok(());
         }
-        let mut metadata = Map::new();
-        metadata.insert("annotations".to_owned(), Value::Object(annotations));
+        let mut metadata = json!({"annotations": merge_patch(annotations)});
         if let Some(finalizers) = finalizers {
-            metadata.insert("finalizers".to_owned(), json!(finalizers));
+            metadata["finalizers"] = json!(finalizers);
         }
-        self.patch("writing finalizer and identity", Value::Object(metadata), None)
-            .await
+        self.patch("writing finalizer and record", metadata, None).await
     }
 
-    /// Takes back the note that a VM may exist, since the only create is over and made none. Where other
-    /// writers prevent it, the note stays, which is never wrong.
-    pub async fn record_no_vm(&mut self, existence: VmExistence) -> Result<(), Error> {
-        let action = "patching the annotation vm-existence";
-        for _ in 0..TRIES {
-            let mut annotations = vec![
-                (annotations::VM_EXISTENCE, Some(existence.annotation().to_owned())),
-                (annotations::CREATE_ISSUED_AT, None),
-            ];
-            annotations.extend(self.block_move_removal());
-            match self.try_patch_annotations(action, &annotations).await {
-                Err(Error::Conflict { .. }) if self.still_applies(action).await? => {}
-                Err(Error::Conflict { .. }) => break,
-                done => return done,
-            }
-        }
-        tracing::info!(
-            name = self.name(),
-            "cannot record that no VM was created, because of conflicting writes"
-        );
-        Ok(())
+    /// Takes back that a VM may exist, since the only create is over and made none.
+    pub async fn record_refusal(&mut self, refused: VmEvent) -> Result<(), Error> {
+        let action = "recording that no VM was created";
+        let beside: Vec<_> = self.block_move_removal().into_iter().collect();
+        self.change_record(action, |record| record.after(refused), &beside)
+            .await
     }
 
     /// Lets `clusterctl move` go on where this provider has kept it waiting.
@@ -181,24 +137,22 @@ impl<'a> Object<'a> {
             .await
     }
 
-    /// Writes down that an update is issued: until its end is written down too, the VM may be half updated,
-    /// wherever the object is moved. `clusterctl move` waits while the call changes the VM.
-    pub async fn issue_update(&mut self) -> Result<(), Error> {
-        let mut annotations = Vec::new();
-        if identity::annotation(&self.latest, annotations::BLOCK_MOVE).is_none() {
-            annotations.push((
-                annotations::BLOCK_MOVE,
-                Some(annotations::BLOCK_MOVE_VALUE.to_owned()),
-            ));
-        }
-        if !identity::is_update_issued(&self.latest) {
-            annotations.push((annotations::UPDATE_ISSUED, Some("true".to_owned())));
-        }
-        if annotations.is_empty() {
-            return Ok(());
-        }
-        self.try_patch_annotations("patching the annotation update-issued", &annotations)
+    /// Records that an update is issued: until its end is recorded too, the VM may be half updated, wherever
+    /// the object is moved. `clusterctl move` waits while the call changes the VM.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when the object is not the version that this was decided on.
+    pub async fn record_update(&mut self) -> Result<(), Error> {
+        let action = "recording that an update is issued";
+        let beside: Vec<_> = self.block_move_addition().into_iter().collect();
+        self.try_change_record(action, |record| record.after(VmEvent::UpdateIssued), &beside)
             .await
+    }
+
+    fn block_move_addition(&self) -> Option<Annotation> {
+        let key = annotations::BLOCK_MOVE;
+        let is_absent = identity::annotation(&self.latest, key).is_none();
+        is_absent.then(|| (key, Some(annotations::BLOCK_MOVE_VALUE.to_owned())))
     }
 
     /// Returns the annotation that has to go for `clusterctl move` to go on, as far as it waits for this
@@ -208,13 +162,60 @@ impl<'a> Object<'a> {
     }
 
     /// Keeps the state that the driver wants back with the next call (CTL-01, CTL-03).
-    pub async fn patch_last_known_state(&mut self, state: Option<&LastKnownState>) -> Result<(), Error> {
-        let Some(state) = state else {
+    pub async fn record_last_known_state(&mut self, state: Option<&LastKnownState>) -> Result<(), Error> {
+        // An object without a record has no VM yet: it asks to adopt one.
+        if state.is_none() || identity::record(&self.latest).is_none() {
             return Ok(());
-        };
-        let (key, state) = identity::last_known_state_annotation(state);
-        self.patch_annotations("patching the annotation last-known-state", &[(key, Some(state))])
+        }
+        let action = "recording the driver's last known state";
+        self.change_record(action, |record| record.with_last_known_state(state), &[])
             .await
+    }
+
+    /// Changes the record as the driver's answer demands, and the annotations `beside` with it. The answer
+    /// holds for the object whatever other clients write at the same time, and would be lost if it were not
+    /// written.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when the object has no record any more.
+    pub async fn change_record(
+        &mut self,
+        action: &'static str,
+        change: impl Fn(VmRecord) -> VmRecord,
+        beside: &[Annotation],
+    ) -> Result<(), Error> {
+        for _ in 1..TRIES {
+            match self.try_change_record(action, &change, beside).await {
+                Err(Error::Conflict { .. }) => self.reread(action).await?,
+                done => return done,
+            }
+        }
+        self.try_change_record(action, change, beside).await
+    }
+
+    /// Does the same, on the version that is known.
+    pub async fn try_change_record(
+        &mut self,
+        action: &'static str,
+        change: impl Fn(VmRecord) -> VmRecord,
+        beside: &[Annotation],
+    ) -> Result<(), Error> {
+        let record = change(self.record(action)?);
+        let mut wanted = self.record_if_changed(&record)?;
+        wanted.extend_from_slice(beside);
+        self.try_patch_annotations(action, &wanted).await
+    }
+
+    /// Returns the record, of an object that has one.
+    fn record(&self, action: &'static str) -> Result<VmRecord, Error> {
+        identity::record(&self.latest).ok_or(Error::Conflict { action })
+    }
+
+    fn record_if_changed(&self, record: &VmRecord) -> Result<Vec<Annotation>, Error> {
+        if identity::record(&self.latest).as_ref() == Some(record) {
+            return Ok(Vec::new());
+        }
+        Ok(vec![(annotations::VM_RECORD, Some(encoded(record)?))])
     }
 
     /// Sets annotations that say what a driver did. They hold for the object whatever other clients write at
@@ -239,34 +240,33 @@ impl<'a> Object<'a> {
         action: &'static str,
         wanted: &[Annotation],
     ) -> Result<(), Error> {
-        let changed: Map<String, Value> = wanted
+        let changed = wanted
             .iter()
-            .filter(|(key, value)| identity::annotation(&self.latest, key) != value.as_deref())
-            .map(|(key, value)| ((*key).to_owned(), json!(value)))
-            .collect();
+            .filter(|(key, value)| identity::annotation(&self.latest, key) != value.as_deref());
+        let changed = merge_patch(changed.cloned());
         if changed.is_empty() {
             return Ok(());
         }
         self.patch(action, json!({"annotations": changed}), None).await
     }
 
-    /// Write 2: the providerID and the annotations that belong to it, in one patch.
+    /// Write 2: the providerID, and the record in which the VM exists, in one patch.
     ///
     /// When another client writes meanwhile, the patch is retried on the object as it is now: a driver may
     /// not yet find the VM that it has just made, so its answer must not be lost.
     pub async fn patch_provider_id(
         &mut self,
         provider_id: &str,
-        annotations: &[Annotation],
+        state: Option<&LastKnownState>,
     ) -> Result<(), Error> {
         let action = "reading the machine to write spec.providerID";
         for _ in 1..TRIES {
-            match self.try_patch_provider_id(provider_id, annotations).await {
+            match self.try_patch_provider_id(provider_id, state).await {
                 Err(Error::Conflict { .. }) => self.reread(action).await?,
                 done => return done,
             }
         }
-        self.try_patch_provider_id(provider_id, annotations).await
+        self.try_patch_provider_id(provider_id, state).await
     }
 
     /// Awaits the answer of a driver. When the answer takes longer than a few seconds, the status says
@@ -293,38 +293,6 @@ impl<'a> Object<'a> {
         answer
     }
 
-    /// Reads what the API server has by the object's name.
-    pub async fn live(&self) -> Result<LiveObject, Error> {
-        let action = "reading the InfraMachine with the name of a removed one";
-        let found = self.api.get_metadata_opt(self.name()).await;
-        let Some(found) = found.map_err(|error| Error::api(action, error))? else {
-            return Ok(LiveObject::Absent);
-        };
-        let identity = MachineId::of_metadata(&found.metadata);
-        let is_same = found.metadata.uid() == self.uid()
-            || identity.is_some() && identity == MachineId::of(&self.latest);
-        Ok(if is_same {
-            LiveObject::Same
-        } else {
-            LiveObject::Another
-        })
-    }
-
-    /// Checks, right before a call that deletes a VM, that no object has come to the name of a deleted one
-    /// since the deletion was decided: a driver that knows VMs by their names alone would delete the VM of
-    /// the later object.
-    ///
-    /// # Errors
-    /// [`Error::Conflict`] when there is such an object.
-    pub async fn ensure_may_delete_vm(&self) -> Result<(), Error> {
-        if !self.was_deleted_despite_finalizer || self.live().await? == LiveObject::Absent {
-            return Ok(());
-        }
-        Err(Error::Conflict {
-            action: "deleting the VM of a removed InfraMachine",
-        })
-    }
-
     /// Reads the live object. Fails when another object has the name by now.
     async fn reread(&mut self, action: &'static str) -> Result<(), Error> {
         let live = self
@@ -342,25 +310,18 @@ impl<'a> Object<'a> {
     async fn try_patch_provider_id(
         &mut self,
         provider_id: &str,
-        annotations: &[Annotation],
+        state: Option<&LastKnownState>,
     ) -> Result<(), Error> {
+        let action = "writing spec.providerID";
+        let record = self.record(action)?;
+        let record = record.after(VmEvent::Found).with_last_known_state(state);
+        let mut annotations = self.record_if_changed(&record)?;
         if self.latest.spec.provider_id.as_deref() == Some(provider_id) {
-            return self
-                .try_patch_annotations("writing the driver's answer about the VM", annotations)
-                .await;
+            return self.try_patch_annotations(action, &annotations).await;
         }
-        let answered = self.ctx.states.get(self.uid()).answered;
-        let over = create_is_over(&self.latest, answered);
-        let annotations: Map<String, Value> = annotations
-            .iter()
-            .cloned()
-            .chain(over)
-            .chain(self.block_move_removal())
-            .map(|(key, value)| (key.to_owned(), json!(value)))
-            .collect();
-        let metadata = json!({"annotations": annotations});
-        self.patch("writing spec.providerID", metadata, Some(provider_id))
-            .await
+        annotations.extend(self.block_move_removal());
+        let metadata = json!({"annotations": merge_patch(annotations)});
+        self.patch(action, metadata, Some(provider_id)).await
     }
 
     /// Write 3: the status that follows from the object, when it differs.
@@ -399,9 +360,6 @@ impl<'a> Object<'a> {
     }
 
     async fn try_patch_status(&mut self, status: &InfraMachineStatus) -> Result<bool, Error> {
-        if self.was_deleted_despite_finalizer {
-            return Ok(false);
-        }
         let before = self.latest.status.as_ref();
         let published = publish_status(&self.api, &self.latest.metadata, before, status).await?;
         let is_written = published.is_some();
@@ -448,9 +406,6 @@ impl<'a> Object<'a> {
         if let Some(provider_id) = provider_id {
             body["spec"] = json!({"providerID": provider_id});
         }
-        if self.was_deleted_despite_finalizer {
-            return self.patch_in_memory(action, &body);
-        }
         let body = self.with_resource_version(body);
         // The rest is unchanged: the patch holds for this resource version alone.
         let patched = patch_metadata(&self.api, self.name(), &body)
@@ -462,14 +417,6 @@ impl<'a> Object<'a> {
             written.spec.provider_id = Some(provider_id.to_owned());
         }
         self.set_latest(written);
-        Ok(())
-    }
-
-    fn patch_in_memory(&mut self, action: &'static str, patch: &Value) -> Result<(), Error> {
-        let encode = |source| Error::Encode { action, source };
-        let mut object = serde_json::to_value(&*self.latest).map_err(encode)?;
-        json_patch::merge(&mut object, patch);
-        self.latest = Arc::new(serde_json::from_value(object).map_err(encode)?);
         Ok(())
     }
 
@@ -518,77 +465,17 @@ fn decides_the_same(a: &InfraMachine, b: &InfraMachine) -> bool {
         && a.metadata.annotations == b.metadata.annotations
 }
 
-/// Returns the annotations that have to change before a create.
-fn annotations_of_a_create(
-    machine: &InfraMachine,
-    ownership: &Ownership,
-    unanswered: &UnansweredCreates,
-) -> Result<Map<String, Value>, Error> {
-    let mut annotations = missing_annotations(machine, ownership)?;
-    annotations.insert(
-        annotations::CREATE_ISSUED_AT.to_owned(),
-        json!(unanswered.annotation()),
-    );
-    if identity::annotation(machine, annotations::BLOCK_MOVE).is_none() {
-        annotations.insert(
-            annotations::BLOCK_MOVE.to_owned(),
-            json!(annotations::BLOCK_MOVE_VALUE),
-        );
-    }
-    Ok(annotations)
+/// Returns the annotations as a merge patch has them: a removed one is null.
+fn merge_patch(annotations: impl IntoIterator<Item = Annotation>) -> Map<String, Value> {
+    let annotations = annotations.into_iter();
+    annotations
+        .map(|(key, value)| (key.to_owned(), json!(value)))
+        .collect()
 }
 
-/// Returns the change to the annotation about unanswered creates once the VM is known.
-fn create_is_over(machine: &InfraMachine, answered: Option<AnsweredCreate>) -> Option<Annotation> {
-    let unanswered = UnansweredCreates::of(machine)?.beside_the_vm(answered);
-    Some((annotations::CREATE_ISSUED_AT, unanswered.annotation()))
-}
-
-/// Returns the annotations that have to change for the ownership.
-fn missing_annotations(machine: &InfraMachine, ownership: &Ownership) -> Result<Map<String, Value>, Error> {
-    let action = "writing the provider spec into an annotation";
-    let mut wanted = vec![
-        (annotations::CLUSTER_ID, ownership.cluster_id.clone()),
-        (annotations::MACHINE_ID, ownership.machine_id.annotation()),
-        (
-            annotations::VM_EXISTENCE,
-            ownership.vm_existence.annotation().to_owned(),
-        ),
-    ];
-    if let Some(driver) = &ownership.driver {
-        wanted.push((annotations::DRIVER, driver.clone()));
-    }
-    if let Some(secret) = &ownership.secret {
-        wanted.push((annotations::SECRET, secret.clone()));
-    }
-    if let Some(applied) = &ownership.applied {
-        let json = serde_json::to_string(applied).map_err(|source| Error::Encode { action, source })?;
-        wanted.push((annotations::APPLIED_PROVIDER_SPEC, json));
-    }
-    if let Some(adopted) = &ownership.adopted {
-        wanted.push((annotations::ADOPTED, adopted.as_str().to_owned()));
-    }
-    let present = machine.metadata.annotations.as_ref();
-    let mut changes = Map::new();
-    // Annotations copied with another machine's identity describe that machine's VM and must not reach the
-    // driver under this name.
-    let copied = MachineId::of(machine).is_none();
-    for key in annotations::OWN_ANNOTATIONS {
-        // The administrator who has a VM adopted supplies the state that its driver wants back with the next
-        // call.
-        if ownership.adopted.is_some() && key == annotations::LAST_KNOWN_STATE {
-            continue;
-        }
-        if copied && present.is_some_and(|all| all.contains_key(key)) {
-            changes.insert(key.to_owned(), Value::Null);
-        }
-    }
-    for (key, value) in wanted {
-        if present.and_then(|all| all.get(key)) == Some(&value) {
-            changes.remove(key);
-        } else {
-            changes.insert(key.to_owned(), Value::String(value));
-        }
-    }
-    Ok(changes)
+fn encoded(record: &VmRecord) -> Result<String, Error> {
+    let action = "writing the record as JSON";
+    record
+        .annotation()
+        .map_err(|source| Error::Encode { action, source })
 }

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use super::ownership::Ownership;
 use crate::api::conditions::reason;
 use crate::api::v1alpha1::OperationType;
 use crate::apiserver::InvalidSecret;
 use crate::configured_driver::StableReachability;
-use crate::identity::InvalidSpec;
+use crate::identity::{InvalidSpec, VmRecord};
 use crate::leadership::is_not_leader;
 use crate::retry::{self, Delay, Disposition, LONG_WAIT_JITTER, Stage};
 use cmi_driver::{Code, JsonPointer, LastKnownState, Operation, ProviderId, Status};
@@ -106,8 +105,8 @@ pub struct Blocked {
     pub reason: &'static str,
     /// Its message.
     pub message: String,
-    /// The ownership that has to be written in spite of the wait.
-    pub ownership: Option<Box<Ownership>>,
+    /// The record that has to be written in spite of the wait, with the finalizer.
+    pub record: Option<Box<VmRecord>>,
     /// Whether an earlier call still keeps `clusterctl move` waiting. No call is in flight
     /// while the machine is blocked.
     pub unblocks_move: bool,
@@ -125,7 +124,7 @@ impl Blocked {
             condition,
             reason,
             message: message.into(),
-            ownership: None,
+            record: None,
             unblocks_move: false,
             is_worth_an_event: false,
             requeue_after: None,

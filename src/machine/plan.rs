@@ -20,7 +20,8 @@ use tokio::time::Instant;
 pub use self::adoption::{LOOK_UP_INTERVAL, cannot_look_up};
 pub use self::deletion::SHUT_DOWN_TRIES;
 pub use self::steps::{
-    Adopt, Delete, PendingCreate, Plan, Provision, Refresh, RequiredPolicyCheck, ShutDown, Step, Update,
+    Adopt, Delete, Initialize, PendingCreate, Plan, Provision, Refresh, RequiredPolicyCheck, ShutDown, Step,
+    Update,
 };
 pub use self::waits::{is_unsettled, restored, settling_poll_interval};
 
@@ -29,19 +30,20 @@ use self::deletion::{pending_create, plan_deletion};
 use self::provisioned::plan_provisioned;
 use self::waits::retry_wait;
 use super::adoption::{adopted_tags, given_tags};
+use super::finalizer::{has_finalizer, has_lost_finalizer};
 use super::outcome::{Blocked, Failure, Outcome, RetryTrigger};
-use super::ownership::{Ownership, has_lost_finalizer};
 use super::runtime_state::RuntimeState;
-use super::unanswered_creates::UnansweredCreates;
 use crate::admission;
 use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
-use crate::api::{ObjectMetaExt as _, VmExistence, annotations, labels, paused_by};
+use crate::api::{ObjectMetaExt as _, annotations, labels, paused_by};
 use crate::configured_driver::{DriverState, HalfOpenReason, KnownDriver, PERMIT_WAIT, ResolveError};
-use crate::identity::{self, Adoption, IdentityTags, InvalidSpec, MachineId, Role};
+use crate::identity::{
+    self, Adoption, IdentityTags, InvalidRecord, InvalidSpec, MadeFrom, Role, VmRecord, VmState,
+};
 use crate::retry::LONG_WAIT;
-use crate::wall_clock::remaining;
+use crate::wall_clock::{elapsed, remaining};
 use cmi_driver::{Code, ProviderId, ProviderSpec, Status};
 
 /// Grace period before a state is reported that other controllers usually end.
@@ -63,9 +65,6 @@ pub struct Observed {
     pub violation: Option<String>,
     /// Another InfraMachine with the providerID of this one, where a VM is to be adopted.
     pub conflict: ProviderIdConflict,
-    /// Whether a create of the machine is still in flight in this process. That is only possible where the
-    /// object is gone, and its VM is deleted beside the reconcile that makes it.
-    pub create_in_flight: bool,
     /// The state that was remembered from earlier reconciles.
     pub state: RuntimeState,
     /// Fingerprint of everything that may change the outcome of a failed call.
@@ -125,7 +124,13 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
     if let Some(block) = paused(machine, observed.cluster.as_deref()) {
         return Outcome::Blocked(block).into();
     }
-    let finalizer_missing = has_lost_finalizer(machine);
+    let record = match VmRecord::of(machine) {
+        Ok(record) => record,
+        Err(invalid) => return plan_invalid_record(machine, &invalid),
+    };
+    let finalizer_missing = record
+        .as_ref()
+        .is_some_and(|record| has_lost_finalizer(machine, record));
     if has_failed_for_good(machine) && !finalizer_missing {
         return plan_failed(machine);
     }
@@ -135,15 +140,12 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
     let Some(cluster_id) = &observed.cluster_id else {
         return Outcome::NoOp("the Cluster has no UID").into();
     };
-    let Some(ownership) = Ownership::of(machine, cluster_id) else {
+    let Some(record) = record.or_else(|| VmRecord::new(machine, cluster_id)) else {
         return Outcome::NoOp("the object has no UID").into();
     };
-    let adoption = match Adoption::of(machine) {
-        _ if machine.is_provisioned() => Adoption::None,
-        adoption => adoption,
-    };
-    let is_foreign = machine.spec.provider_id.is_some() && MachineId::of(machine).is_none();
-    if is_foreign && adoption != Adoption::Asked {
+    let adoption = Adoption::of(machine);
+    let is_foreign = machine.spec.provider_id.is_some() && !record.state.is_known();
+    if is_foreign && adoption == Adoption::None {
         return blocked(
             None,
             condition_without_calls(machine),
@@ -152,25 +154,23 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
         );
     }
     if finalizer_missing {
-        return Plan::RestoreFinalizer(Box::new(ownership));
+        return Plan::RestoreFinalizer;
     }
-    if adoption != Adoption::None
-        && let Some(obstacle) = obstacle(machine, observed, owner, &ownership)
-    {
+    if let Some(obstacle) = obstacle(machine, observed, owner, &record) {
         return Outcome::Blocked(obstacle).into();
     }
-    if !has_known_vm(machine)
+    if !record.state.is_known()
         && let Some(message) = refers_to_another(machine, owner)
     {
         return blocked(None, conditions::READY, reason::NOT_REFERENCED, message);
     }
     let bootstrap = match bootstrap_of(owner, cluster, observed.infra_cluster.as_deref()) {
         // A VM that exists needs no bootstrap data.
-        _ if machine.is_provisioned() || adoption != Adoption::None => None,
+        _ if record.state.is_known() || adoption != Adoption::None => None,
         Ok(name) => Some(name.to_owned()),
         Err((reason, message)) => {
-            let ownership = ownership.if_missing(machine);
-            return blocked(ownership, conditions::READY, reason, message);
+            let record = if_missing(machine, record);
+            return blocked(record, conditions::READY, reason, message);
         }
     };
     let driver = match &observed.driver {
@@ -183,20 +183,18 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
         Ok(DriverState::Pending) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
         Err(unresolved) => {
             // A VM that is not confirmed yet has no identity.
-            let ownership = ownership
-                .if_missing(machine)
-                .filter(|_| adoption != Adoption::Asked);
-            return no_driver(machine, ownership, unresolved);
+            let record = if_missing(machine, record);
+            return no_driver(machine, record.filter(|_| adoption == Adoption::None), unresolved);
         }
     };
-    let wanted = wanted_spec(machine, owner, observed, driver, &ownership);
+    let wanted = wanted_spec(machine, owner, observed, driver, &record);
     match (bootstrap, wanted) {
         (None, wanted) if adoption != Adoption::None => {
-            plan_adoption(machine, observed, driver, ownership, wanted)
+            plan_adoption(machine, observed, driver, record, wanted)
         }
-        (None, wanted) => plan_provisioned(machine, observed, driver, wanted),
+        (None, wanted) => plan_known(machine, observed, driver, &record, wanted),
         (Some(bootstrap), Ok(wanted)) => {
-            plan_provisioning(machine, observed, driver, ownership, wanted, bootstrap)
+            plan_provisioning(machine, observed, driver, record, wanted, bootstrap)
         }
         (Some(_), Err(invalid)) if driver.is_current => Outcome::Refused {
             invalid,
@@ -273,16 +271,43 @@ fn grace_left(machine: &InfraMachine, now: Timestamp) -> Option<Duration> {
 /// Says what does not happen for a machine that can't be looked after. Whether a VM may exist is a different
 /// matter from whether the machine was ever provisioned.
 fn what_is_left_undone(machine: &InfraMachine) -> &'static str {
-    match (machine.is_provisioned(), identity::vm_existence(machine)) {
-        (true, _) => "its VM is not touched, and spec changes have no effect",
-        (false, VmExistence::MayExist) => "a VM that was created for it is not touched",
-        (false, VmExistence::Refused | VmExistence::None) => "no VM is created",
+    if machine.is_provisioned() {
+        "its VM is not touched, and spec changes have no effect"
+    } else if identity::vm_state(machine).may_exist() {
+        "a VM that was created for it is not touched"
+    } else {
+        "no VM is created"
     }
 }
 
-/// Whether there is a VM that may be in use: it is looked after, whatever refers to its machine.
-fn has_known_vm(machine: &InfraMachine) -> bool {
-    machine.is_provisioned() || machine.spec.provider_id.is_some()
+/// Plans a machine whose record says nothing of its own VM: no driver is called.
+fn plan_invalid_record(machine: &InfraMachine, invalid: &InvalidRecord) -> Plan {
+    let remedy = if machine.metadata.deletion_timestamp.is_some() {
+        format!(
+            "no VM can be deleted safely: delete it by hand, then set annotation {}=true",
+            annotations::FORCE_DELETE
+        )
+    } else {
+        "its VM is not touched, and none is created: restore the annotation from a backup, or remove it if \
+            the object never had a VM"
+            .to_owned()
+    };
+    blocked(
+        None,
+        condition_without_calls(machine),
+        reason::FOREIGN_IDENTITY,
+        format!("{invalid}, so {remedy}"),
+    )
+}
+
+/// Returns the record, where the machine lacks finalizer or record.
+fn if_missing(machine: &InfraMachine, record: VmRecord) -> Option<Box<VmRecord>> {
+    (!is_identified(machine) || !has_finalizer(machine)).then(|| Box::new(record))
+}
+
+/// Whether the machine has a record. The identity of a machine without one is its UID.
+fn is_identified(machine: &InfraMachine) -> bool {
+    identity::annotation(machine, annotations::VM_RECORD).is_some()
 }
 
 /// Says what the owner refers to instead of this machine, if it does: a Machine has one VM. Cluster API
@@ -349,46 +374,78 @@ fn plan_provisioning(
     machine: &InfraMachine,
     observed: &Observed,
     driver: &KnownDriver,
-    ownership: Ownership,
+    record: VmRecord,
     wanted: ProviderSpec,
     bootstrap: String,
 ) -> Plan {
     if let Some(wait) = retry_wait(observed) {
         return Outcome::Waiting(wait.requeue_after()).into();
     }
-    let recorded = identity::vm_existence(machine);
-    let (applied, unanswered) = match recorded {
-        VmExistence::MayExist => (identity::applied_spec(machine), UnansweredCreates::of(machine)),
-        VmExistence::Refused | VmExistence::None => (None, None),
+    let look_up = match (record.state, &record.made_from) {
+        (VmState::Creating { .. }, Some(made)) => made.provider_spec.clone(),
+        _ => wanted.clone(),
+    };
+    let earlier_create = may_be_carried_out(record.state, observed, driver);
+    let pending_create =
+        pending_create(record.state, observed, driver).filter(|_| earlier_create && look_up != wanted);
+    Step::Provision(Box::new(Provision {
+        look_up,
+        made_from: made_from(machine, driver, wanted),
+        record,
+        bootstrap,
+        is_identified: is_identified(machine),
+        earlier_create,
+        pending_create,
+        half_open_reason: half_open_reason(machine, observed),
+    }))
+    .into()
+}
+
+/// Whether the back end may still carry out a create that was issued before: the create has no answer, and is
+/// not too old.
+fn may_be_carried_out(state: VmState, observed: &Observed, driver: &KnownDriver) -> bool {
+    let VmState::Creating { issued, several } = state else {
+        return false;
     };
     let longest = driver
         .create_given_up_after
         .saturating_add(driver.create_settle_time);
-    let unanswered = unanswered
-        .unwrap_or_default()
-        .without(observed.state.answered)
-        .within(longest, observed.now);
-    let changed = applied.as_ref().is_some_and(|applied| *applied != wanted) && unanswered.latest().is_some();
-    let pending_create = pending_create(machine, observed, driver).filter(|_| changed);
-    let ownership = Ownership {
-        vm_existence: VmExistence::MayExist,
-        driver: Some(driver.name.to_string()),
-        secret: Some(identity::credentials(machine).unwrap_or_default().to_owned()),
-        applied: Some(wanted.clone()),
-        ..ownership
+    // A create that is in the future, because a clock was set back, is not too old.
+    let is_too_old = elapsed(issued, observed.now).is_some_and(|elapsed| elapsed >= longest);
+    let is_answered = !several && observed.state.answered == Some(issued);
+    !is_too_old && !is_answered
+}
+
+/// Returns how the VM of a machine is made.
+fn made_from(machine: &InfraMachine, driver: &KnownDriver, provider_spec: ProviderSpec) -> MadeFrom {
+    MadeFrom {
+        driver: driver.name.to_string(),
+        secret: identity::credentials(machine),
+        provider_spec,
+    }
+}
+
+/// Plans a machine whose VM the driver has confirmed: no other VM is ever made for it.
+fn plan_known(
+    machine: &InfraMachine,
+    observed: &Observed,
+    driver: &KnownDriver,
+    record: &VmRecord,
+    wanted: Result<ProviderSpec, InvalidSpec>,
+) -> Plan {
+    let (Some(provider_id), Some(made)) = (known_provider_id(machine), &record.made_from) else {
+        return Outcome::NoOp("the VM is known, and spec.providerID is not in the cache yet").into();
     };
-    let look_up = applied.unwrap_or_else(|| wanted.clone());
-    Step::Provision(Box::new(Provision {
-        ownership,
-        wanted,
-        look_up,
-        provider_id: known_provider_id(machine),
-        bootstrap,
-        is_identified: MachineId::of(machine).is_some(),
-        recorded,
-        unanswered,
-        pending_create,
-        half_open_reason: half_open_reason(machine, observed),
+    if machine.is_provisioned() {
+        return plan_provisioned(machine, observed, driver, record, made, provider_id, wanted);
+    }
+    if let Some(wait) = retry_wait(observed) {
+        return Outcome::Waiting(wait.requeue_after()).into();
+    }
+    Step::Refresh(Box::new(Refresh {
+        look_up: made.provider_spec.clone(),
+        provider_id,
+        initialize: Initialize::OnTheWayUp,
     }))
     .into()
 }
@@ -412,19 +469,19 @@ fn half_open_reason(machine: &InfraMachine, observed: &Observed) -> HalfOpenReas
 }
 
 fn blocked(
-    ownership: Option<Box<Ownership>>,
+    record: Option<Box<VmRecord>>,
     condition: &'static str,
     reason: &'static str,
     message: String,
 ) -> Plan {
     Outcome::Blocked(Blocked {
-        ownership,
+        record,
         ..Blocked::new(condition, reason, message)
     })
     .into()
 }
 
-fn no_driver(machine: &InfraMachine, ownership: Option<Box<Ownership>>, unresolved: &ResolveError) -> Plan {
+fn no_driver(machine: &InfraMachine, record: Option<Box<VmRecord>>, unresolved: &ResolveError) -> Plan {
     let message = if machine.metadata.deletion_timestamp.is_some() {
         format!(
             "{unresolved}; or delete the VM by hand, then set annotation {}=true",
@@ -434,7 +491,7 @@ fn no_driver(machine: &InfraMachine, ownership: Option<Box<Ownership>>, unresolv
         unresolved.to_string()
     };
     Outcome::Blocked(Blocked {
-        ownership,
+        record,
         requeue_after: Some(LONG_WAIT),
         ..Blocked::new(
             condition_without_calls(machine),
@@ -507,21 +564,18 @@ fn wanted_spec(
     owner: &Machine,
     observed: &Observed,
     driver: &KnownDriver,
-    ownership: &Ownership,
+    record: &VmRecord,
 ) -> Result<ProviderSpec, InvalidSpec> {
     if let Some(violation) = &observed.violation {
         return Err(InvalidSpec::Violation(violation.clone()));
     }
     let role = role_of(owner);
-    let tags = match Adoption::of(machine) {
-        Adoption::Asked => {
-            given_tags(machine, &ownership.cluster_id, role).map_err(InvalidSpec::Violation)?
-        }
-        Adoption::TooLate | Adoption::Confirmed | Adoption::None => {
-            adopted_tags(machine, &driver.capabilities)
-                .map_err(InvalidSpec::Violation)?
-                .unwrap_or_else(|| IdentityTags::own(&ownership.cluster_id, role, &ownership.machine_id))
-        }
+    let tags = if Adoption::of(machine) == Adoption::Asked {
+        given_tags(machine, &record.cluster, role).map_err(InvalidSpec::Violation)?
+    } else {
+        adopted_tags(record, &driver.capabilities)
+            .map_err(InvalidSpec::Violation)?
+            .unwrap_or_else(|| IdentityTags::own(&record.cluster, role, &record.machine))
     };
     identity::tagged_spec(
         &ProviderSpec(machine.spec.provider_spec.clone()),

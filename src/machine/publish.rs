@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::Context;
 use super::gather::Gathered;
-use super::object::{Annotation, Object};
+use super::object::Object;
 use super::outcome::{Outcome, RetryTrigger};
 use super::plan::{is_unsettled, settling_poll_interval};
 use super::runtime_state::{LookUpHint, Retry, RetryCondition, UnimplementedCall};
@@ -19,7 +19,6 @@ use super::status::{self, RetryTiming};
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::api::{ObjectMetaExt as _, conditions};
 use crate::apiserver::Error;
-use crate::identity::{self, Adoption};
 use crate::reconciler::Action;
 use crate::retry;
 use crate::retry::jitter;
@@ -80,10 +79,13 @@ pub async fn write(
     let note = events::of(before, outcome, timing.attempts);
     if let Some(vm) = known_vm(before, outcome) {
         object
-            .patch_provider_id(vm.provider_id.as_str(), &annotations(vm, outcome))
+            .patch_provider_id(
+                vm.provider_id.as_str(),
+                outcome.last_known_state().or(vm.last_known_state.as_ref()),
+            )
             .await?;
     } else {
-        object.patch_last_known_state(outcome.last_known_state()).await?;
+        object.record_last_known_state(outcome.last_known_state()).await?;
     }
     if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
         object.remove_finalizer().await?;
@@ -115,16 +117,6 @@ fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a cmi_d
     vm.filter(|vm| known.is_none_or(|known| known == vm.provider_id.as_str()))
 }
 
-fn annotations(vm: &cmi_driver::Machine, outcome: &Outcome) -> Vec<Annotation> {
-    outcome
-        .last_known_state()
-        .or(vm.last_known_state.as_ref())
-        .map(identity::last_known_state_annotation)
-        .map(|(key, state)| (key, Some(state)))
-        .into_iter()
-        .collect()
-}
-
 /// Returns when to requeue the machine, if nothing changes before.
 fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Duration> {
     let uid = before.metadata.uid();
@@ -146,10 +138,8 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
         }
         // The VM was looked up before anything else; whatever else there is to do comes now.
         Outcome::Provisioned(_) if before.is_provisioned() => Some(Duration::ZERO),
-        // An adopted VM may lack the tag of its machine, and the watch may not show any write of this
-        // reconcile.
-        Outcome::Provisioned(_) if Adoption::of(before) != Adoption::None => Some(Duration::ZERO),
-        // After a move the VM may lack a part of the spec, and the watch may not show any write either.
+        // After a move, the VM may lack a part of the spec, and after an adoption the tag of its machine. The
+        // watch may not show any write of this reconcile.
         Outcome::Provisioned(_) if before.spec.provider_id.is_some() => Some(Duration::ZERO),
         Outcome::Updated if is_unsettled(before) => Some(Duration::ZERO),
         Outcome::NoOp(_)

@@ -22,9 +22,6 @@ mod tests;
 #[derive(Debug, Default)]
 pub struct RuntimeStates {
     machines: Mutex<HashMap<String, RuntimeState>>,
-    /// The UIDs of the machines whose create is still in flight in this process: such a create outlives its
-    /// object.
-    creates_in_flight: Mutex<HashSet<String>>,
     /// The number of hints so far, of all machines.
     hints: AtomicU64,
 }
@@ -49,49 +46,15 @@ pub struct RuntimeState {
     pub hint_is_new: bool,
     /// The number of the newest hint: only a call that began after the hint answers it.
     pub hint_number: u64,
-    /// The last create of this process whose answer is known.
-    pub answered: Option<AnsweredCreate>,
+    /// When the last create of this process was issued whose answer is known: the back end will not carry it
+    /// out later.
+    pub answered: Option<Timestamp>,
     /// How often in a row this process failed to have the guest shut down, counting the calls that may have
     /// reached the driver.
     pub failed_shut_downs: u32,
     /// Whether there may be capacity, where the signal came before the wait for it: the reconcile that is
     /// about to wait has not ended yet.
     pub woken: bool,
-}
-
-/// Marks a create as in flight until this is dropped. A VM that was absent by then may exist now.
-#[derive(Debug)]
-pub struct CreateInFlight<'a> {
-    states: &'a RuntimeStates,
-    uid: String,
-    is_issued: bool,
-}
-
-impl CreateInFlight<'_> {
-    /// Records that the driver is called now. From here on there may be a VM: an absence that was seen before
-    /// says nothing about it.
-    pub fn issued(&mut self) {
-        self.is_issued = true;
-        self.states.clear_absence(&self.uid);
-    }
-}
-
-impl Drop for CreateInFlight<'_> {
-    fn drop(&mut self) {
-        if self.is_issued {
-            self.states.clear_absence(&self.uid);
-        }
-        self.states.creates_in_flight.lock().remove(&self.uid);
-    }
-}
-
-/// A create that is over: the back end will not carry it out later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AnsweredCreate {
-    /// When the create was issued, as [`crate::api::annotations::CREATE_ISSUED_AT`] says.
-    pub issued: Timestamp,
-    /// Whether the create made the VM.
-    pub made: bool,
 }
 
 /// The reason to believe that a VM changed.
@@ -363,25 +326,9 @@ impl RuntimeStates {
         });
     }
 
-    /// Marks a create as in flight that is about to be issued for the machine of this UID.
-    #[must_use]
-    pub fn create_in_flight(&self, uid: &str) -> CreateInFlight<'_> {
-        self.creates_in_flight.lock().insert(uid.to_owned());
-        CreateInFlight {
-            states: self,
-            uid: uid.to_owned(),
-            is_issued: false,
-        }
-    }
-
-    /// Whether this process has a create in flight for the machine.
-    pub fn is_create_in_flight(&self, uid: &str) -> bool {
-        self.creates_in_flight.lock().contains(uid)
-    }
-
-    /// Records that a create is over, and what came of it.
-    pub fn answered(&self, uid: &str, answered: AnsweredCreate) {
-        self.with(uid, |known| known.answered = Some(answered));
+    /// Records that the create that was issued at this time is over.
+    pub fn answered(&self, uid: &str, issued: Timestamp) {
+        self.with(uid, |known| known.answered = Some(issued));
     }
 
     /// Counts a failure to ask the guest to stop.
@@ -451,7 +398,7 @@ impl RuntimeStates {
     pub fn forget_answered_before(&self, time: Timestamp) {
         let mut machines = self.machines.lock();
         machines.retain(|_, known| {
-            known.answered = known.answered.filter(|answered| answered.issued >= time);
+            known.answered = known.answered.filter(|issued| *issued >= time);
             !known.is_empty()
         });
         let kept = machines.len();

@@ -479,6 +479,7 @@ impl Draft<'_> {
         }
         if not_updatable.is_empty() {
             self.up_to_date();
+            self.end_update();
         } else {
             let places: Vec<_> = not_updatable.iter().map(ToString::to_string).collect();
             let differs = format!(
@@ -491,6 +492,16 @@ impl Draft<'_> {
                 None => differs,
             };
             self.mark_false(VIRTUAL_MACHINE_UP_TO_DATE, reason::NOT_HOT_UPDATABLE, &message);
+        }
+    }
+
+    /// Ends the report of an update that succeeded in a process which ended before it could report that.
+    fn end_update(&mut self) {
+        let is_open = self.status.last_operation.as_ref().is_some_and(|last| {
+            last.type_ == OperationType::Update && last.state != OperationState::Successful
+        });
+        if is_open {
+            self.succeeded(OperationType::Update, Some(Operation::UpdateMachine));
         }
     }
 

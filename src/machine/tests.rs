@@ -21,8 +21,11 @@ use crate::api::annotations;
 use crate::api::conditions::{self, reason};
 use crate::apiserver::Error;
 use crate::configured_driver::{Limits, Priority, Timeouts};
+use crate::identity::VmState;
 use crate::retry::Stage;
 use cmi_driver::{Code, DeleteMachineRequest, MachineClass, MachineRef, Operation, PowerState, Status};
+
+mod histories;
 
 const NO_SETTLE_TIME: Duration = Duration::ZERO;
 
@@ -103,7 +106,7 @@ async fn an_object_that_cannot_be_read_lets_clusterctl_go_on_once_it_is_paused()
     server.annotate(annotations::PAUSED, "");
     again(&server, &ctx).await;
     assert_eq!(server.annotation(annotations::BLOCK_MOVE), None);
-    assert!(server.annotation(annotations::MACHINE_ID).is_some());
+    assert!(server.annotation(annotations::VM_RECORD).is_some());
     let version = server.version();
     reconcile(server.infra_machine(), Arc::clone(&ctx)).await.unwrap();
     assert_eq!(server.version(), version, "written once");
@@ -112,9 +115,10 @@ async fn an_object_that_cannot_be_read_lets_clusterctl_go_on_once_it_is_paused()
 /// A machine with this VM, of which a second create may have made another, deleted long after.
 fn with_unanswered(known: &str) -> MachineFixture {
     let issued = Timestamp::now() - Duration::from_hours(1);
-    deleted()
-        .provider_id(known)
-        .annotated(annotations::CREATE_ISSUED_AT, &issued.to_string())
+    let state = VmState::Exists {
+        unanswered: Some(issued),
+    };
+    deleted().recorded(state).provider_id(known)
 }
 
 /// It has no look-up that would show it.
@@ -138,12 +142,11 @@ async fn a_second_vm_is_found_in_the_list_by_the_machines_tag_and_deleted_by_its
 #[tokio::test]
 async fn a_vm_that_comes_while_its_create_may_be_carried_out_is_found_in_the_list() {
     let vms = Vms::default();
-    let issued = Timestamp::now().to_string();
-    let server = Server::with(
-        &deleted()
-            .annotated(annotations::CREATE_ISSUED_AT, &issued)
-            .build(),
-    );
+    let state = VmState::Creating {
+        issued: Timestamp::now(),
+        several: false,
+    };
+    let server = Server::with(&deleted().recorded(state).build());
     let settle = Duration::from_hours(1);
     let ctx = Arc::new(server.context(vec![vms.configured_driver(&[Operation::ListMachines], settle)]));
     again(&server, &ctx).await;
@@ -212,7 +215,7 @@ async fn a_wait_for_capacity_that_could_not_be_written_is_told_by_the_next_recon
 #[tokio::test]
 async fn a_vm_that_is_absent_after_a_restore_is_gone_and_not_made_again() {
     let vms = Vms::default();
-    let restored = machine().identified().provider_id("sim://1");
+    let restored = machine().known("sim://1");
     let server = Server::with(&restored.configured_driver("pool").build());
     let driver = vms.configured_driver(&[Operation::GetMachineStatus], NO_SETTLE_TIME);
     let ctx = server.context(vec![driver]);
@@ -279,32 +282,6 @@ async fn a_create_that_waited_for_the_drivers_rate_is_waited_for_as_long_after_i
         left_after_a_create(false, settle).await,
     ];
     assert_eq!(left, [settle, settle]);
-}
-
-/// What deletes the VM of an object that is gone waits for it.
-#[tokio::test]
-async fn a_create_is_in_flight_until_it_is_answered_or_given_up() {
-    let vms = Vms::hanging();
-    let server = Server::with(&machine().configured_driver("pool").build());
-    let driver = vms.configured_driver(&[Operation::GetMachineStatus], NO_SETTLE_TIME);
-    let ctx = server.context(vec![driver]);
-    let before = server.object();
-    let gathered = gather(&ctx, &before).await;
-    let mut object = Object::new(&ctx, Arc::new(before.clone()));
-    let plan = world().plan(before.into());
-    let issued = async {
-        while vms.count(Operation::CreateMachine) == 0 {
-            tokio::task::yield_now().await;
-        }
-    };
-    let mut create = Box::pin(execute(&ctx, &mut object, &gathered, plan));
-    tokio::select! {
-        ended = &mut create => panic!("{:?}", ended.map(drop)),
-        () = issued => {}
-    }
-    assert!(ctx.states.is_create_in_flight("u-1"));
-    drop(create);
-    assert!(!ctx.states.is_create_in_flight("u-1"));
 }
 
 /// Should nothing wake them, they do not all ask at once.

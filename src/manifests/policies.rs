@@ -4,10 +4,8 @@
 use serde_json::{Value, json};
 
 use super::{Error, File, NAME_PREFIX, PROVIDER, PROVIDER_LABEL, rbac, yaml};
-use crate::api::{
-    GROUP, MACHINE_FINALIZER, VERSION, VmExistence,
-    annotations::{self, RESERVED_ANNOTATIONS},
-};
+use crate::api::annotations::{self, RESERVED_ANNOTATIONS};
+use crate::api::{GROUP, MACHINE_FINALIZER, VERSION};
 
 /// The annotation that Cluster API's topology controller puts on an object that it sends as a dry run to see
 /// what would change.
@@ -164,26 +162,19 @@ fn provider_id() -> PolicySpec {
     }
 }
 
-/// While a VM may exist, only users that [`may_identify`] take the finalizer away: the object would go,
-/// and nothing would know of its VM any more. A deletion leaves finalizers of others alone, so that no
-/// other way leads around it.
+/// While a machine has a record or a providerID, only users that [`may_identify`] take the finalizer away:
+/// the object would go, and nothing would know of its VM any more. A deletion leaves finalizers of others
+/// alone, so that no other way leads around it.
 fn finalizer() -> PolicySpec {
     let has = |object: &str| format!("'{MACHINE_FINALIZER}' in {object}.metadata.?finalizers.orValue([])");
-    let (identity, instance, none) = (
-        annotations::MACHINE_ID,
-        annotations::VM_EXISTENCE,
-        VmExistence::None.annotation(),
-    );
-    let annotations = "oldObject.metadata.?annotations.orValue({})";
+    let record = annotations::VM_RECORD;
     PolicySpec {
         variables: json!([
             {"name": "isTaken", "expression":
                 before(&format!("{} && !({})", has("oldObject"), has("object")), "false")},
-            {"name": "annotations", "expression": before(annotations, "{}")},
             {"name": "mayHaveVM", "expression": before(&format!(
                 "oldObject.?spec.?providerID.orValue('') != '' || \
-                 ('{identity}' in variables.annotations && variables.annotations[?'{instance}'].orValue('') \
-                 != '{none}')"
+                 '{record}' in oldObject.metadata.?annotations.orValue({{}})"
             ), "false")},
         ]),
         validations: json!([{

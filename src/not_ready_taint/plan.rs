@@ -103,12 +103,14 @@ mod tests {
     use super::*;
     use crate::api::cluster_api::MachineSpec;
     use crate::api::conditions::{ConditionStatus, reason};
+    use crate::identity::fixtures::existing;
 
     fn machine() -> InfraMachine {
+        let record = existing("ns/m/1", &json!({"driver": "pool", "providerSpec": {}}));
         let mut machine: InfraMachine = serde_json::from_value(json!({
             "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
             "metadata": {"name": "m", "namespace": "ns", "uid": "u",
-                "annotations": {annotations::MACHINE_ID: "ns/m/1"}},
+                "annotations": {annotations::VM_RECORD: record}},
             "spec": {"providerID": "p", "notReadyTaint": {}},
             "status": {"initialization": {"provisioned": true}},
         }))

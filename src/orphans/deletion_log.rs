@@ -156,19 +156,19 @@ impl DeletionRecords {
 }
 
 fn retained_class(machine: &InfraMachine) -> Option<RetainedClass> {
-    let driver = identity::recorded_driver(machine)?.to_owned();
+    let made = identity::bound(machine)?;
     let cluster = NamespacedName::new(
         machine.metadata.namespace.as_deref()?,
         cluster_name(&machine.metadata)?,
     );
-    let mut spec = identity::applied_spec(machine)?;
+    let mut spec = made.provider_spec;
     super::scope::remove_identity(&mut spec.0);
     let class = ClassRef {
-        secret: identity::credentials(machine).map(str::to_owned),
+        secret: made.secret,
         spec: serde_json::to_string(&spec).ok()?,
     };
     Some(RetainedClass {
-        driver,
+        driver: made.driver,
         cluster,
         class,
     })
@@ -180,20 +180,20 @@ mod tests {
 
     use super::*;
     use crate::api::labels;
+    use crate::identity::fixtures::existing;
+
+    fn record(machine: &str, id: &str, tag: &str) -> String {
+        let spec = json!({"size": "s", "tags": {"capcmi.io/machine": tag, "kubernetes.io/cluster": "c-1"}});
+        let made = json!({"driver": "pool", "secret": "account", "providerSpec": spec});
+        existing(&format!("{machine}/{id}"), &made)
+    }
 
     fn machine(id: &str, change: impl FnOnce(&mut Value)) -> DeserializeGuard<InfraMachine> {
         let mut machine = json!({
             "metadata": {
                 "namespace": "ns", "name": "m", "uid": id, "deletionTimestamp": "2026-01-01T00:00:00Z",
                 "labels": {labels::CLUSTER_NAME: "c"},
-                "annotations": {
-                    annotations::MACHINE_ID: format!("ns/m/{id}"), annotations::DRIVER: "pool",
-                        annotations::SECRET: "account",
-                    annotations::APPLIED_PROVIDER_SPEC: json!({
-                        "size": "s", "tags": {"capcmi.io/machine": id, "kubernetes.io/cluster": "c-1"},
-                    })
-                    .to_string(),
-                },
+                "annotations": {annotations::VM_RECORD: record("ns/m", id, id)},
             },
             "spec": {"providerSpec": {}},
         });
@@ -228,7 +228,7 @@ mod tests {
             machine["metadata"]["annotations"][annotations::DELETE_FOR_MOVE] = json!("");
         });
         let copied = machine("u", |machine| {
-            machine["metadata"]["annotations"][annotations::MACHINE_ID] = json!("ns/other/u");
+            machine["metadata"]["annotations"][annotations::VM_RECORD] = json!(record("ns/other", "u", "u"));
         });
         for (what, deletion_log) in [
             ("missing", log_of(&missing, false)),
@@ -277,9 +277,8 @@ mod tests {
     fn the_class_of_the_last_machine_is_still_looked_at() {
         let deletion_log = log_of(&machine("u", |_| {}), false);
         let adopted = machine("w", |machine| {
-            machine["metadata"]["annotations"][annotations::APPLIED_PROVIDER_SPEC] = json!(
-                r#"{"size":"s","tags":{"capcmi.io/machine":"of-another","kubernetes.io/cluster":"c-1"}}"#
-            );
+            let record = record("ns/m", "w", "of-another");
+            machine["metadata"]["annotations"][annotations::VM_RECORD] = json!(record);
         });
         for machine in [machine("v", |_| {}), adopted] {
             deletion_log.record(&machine, false, Timestamp::UNIX_EPOCH, NOW);

@@ -9,9 +9,9 @@ use kube::Resource as _;
 use super::text_index::TextIndex;
 use crate::api::cluster_api::{Cluster, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
-use crate::api::{DeserializeGuard, ObjectMetaExt as _, VmExistence, annotations};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations};
 pub use crate::caches::NamespacedName;
-use crate::identity;
+use crate::identity::{VmRecord, VmState};
 use cmi_driver::ListedMachine;
 
 /// A Cluster whose VMs are scanned.
@@ -70,17 +70,24 @@ impl LiveMachine {
     pub fn of(object: &DeserializeGuard<InfraMachine>, common: &mut CommonTexts) -> Self {
         let meta = object.meta();
         let annotation = |key: &str| meta.annotations.as_ref()?.get(key);
-        let carried = annotation(annotations::MACHINE_ID).and_then(|carried| carried.rsplit('/').next());
+        let carried = VmRecord::carried_by(meta);
+        let record = carried.as_ref().ok().and_then(Option::as_ref);
         let readable = object.0.as_ref().ok();
         Self {
             key: NamespacedName::of(meta),
             uid: meta.uid().into(),
             cluster: cluster_name(meta).map(|name| common.shared(name)),
-            cluster_id: annotation(annotations::CLUSTER_ID).map(|id| common.shared(id)),
-            identity: carried
-                .filter(|id| !id.is_empty() && *id != meta.uid())
+            cluster_id: record.map(|record| common.shared(&record.cluster)),
+            identity: record
+                .map(|record| record.machine.tag())
+                .filter(|id| *id != meta.uid())
                 .map(Box::from),
-            may_have_vm: readable.is_none_or(|machine| identity::vm_existence(machine) != VmExistence::None),
+            may_have_vm: match &carried {
+                Ok(record) => record
+                    .as_ref()
+                    .is_some_and(|record| record.state != VmState::None),
+                Err(_) => true,
+            },
             provider_id: readable.and_then(|machine| machine.spec.provider_id.as_deref().map(Box::from)),
             is_readable: readable.is_some(),
             is_moving: annotation(annotations::DELETE_FOR_MOVE).is_some(),

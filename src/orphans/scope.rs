@@ -211,14 +211,12 @@ fn class_of_machine(
     tag_path: &JsonPointer,
 ) -> Option<ClusterClass> {
     let machine = object.0.as_ref().ok()?;
-    if identity::recorded_driver(machine) != Some(driver) {
-        return None;
-    }
+    let made = identity::bound(machine).filter(|made| made.driver == driver)?;
     let cluster = NamespacedName::new(
         machine.metadata.namespace.as_deref()?,
         cluster_name(&machine.metadata)?,
     );
-    Some((cluster, ClassRef::of_machine(machine, tag_path)?))
+    Some((cluster, ClassRef::of_made(made, tag_path)?))
 }
 
 /// The class of the machines that a template makes, as workers: the template does not say which of them run
@@ -290,8 +288,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::api::{VmExistence, labels};
+    use crate::api::labels;
     use crate::caches::cache;
+    use crate::identity::fixtures::existing;
 
     fn object<K: serde::de::DeserializeOwned>(value: Value) -> Arc<K> {
         Arc::new(serde_json::from_value(value).unwrap())
@@ -326,12 +325,10 @@ mod tests {
             .extend(tag_map.as_object().unwrap().clone());
         readable(json!({
             "metadata": {"namespace": "ns", "name": name, "uid": name, "labels": {labels::CLUSTER_NAME: "c"},
-            "annotations": {
-                annotations::DRIVER: "pool", annotations::MACHINE_ID: format!("ns/{name}/{name}"),
-                    annotations::SECRET: "account",
-                annotations::VM_EXISTENCE: VmExistence::MayExist.annotation(),
-                annotations::APPLIED_PROVIDER_SPEC: spec.to_string(),
-            }},
+            "annotations": {annotations::VM_RECORD: existing(
+                &format!("ns/{name}/{name}"),
+                &json!({"driver": "pool", "secret": "account", "providerSpec": spec}),
+            )}},
             "spec": {"providerSpec": {}},
         }))
     }
@@ -458,9 +455,10 @@ mod tests {
             let mut machine = (*machine("a", &json!({}))).clone();
             let metadata = &mut machine.0.as_mut().unwrap().metadata;
             metadata.resource_version = Some(version.to_owned());
-            let spec = json!({"size": size, "tags": {tags::MACHINE: "a"}}).to_string();
+            let spec = json!({"size": size, "tags": {tags::MACHINE: "a"}});
+            let made = json!({"driver": "pool", "secret": "account", "providerSpec": spec});
             let annotations = metadata.annotations.as_mut().unwrap();
-            annotations.insert(annotations::APPLIED_PROVIDER_SPEC.to_owned(), spec);
+            annotations.insert(annotations::VM_RECORD.to_owned(), existing("ns/a/a", &made));
             Arc::new(machine)
         };
         let mut known = MachineClasses::default();
@@ -493,7 +491,7 @@ mod tests {
 
     #[test]
     fn a_whole_fleet_is_not_looked_through_at_once() {
-        let tag_map = json!({"kubernetes.io/cluster": "u-c"});
+        let tag_map = json!({"kubernetes.io/cluster": "c-1"});
         let machines = (0..600).map(|number| machine(&number.to_string(), &tag_map));
         let objects = Objects {
             clusters: vec![cluster("c", false)],

@@ -13,6 +13,7 @@ use super::*;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, annotations};
 use crate::configured_driver::tests::configured_driver;
+use crate::identity::fixtures::existing;
 use cmi_driver::{
     Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest, DeleteMachineResponse, Driver,
     ListMachinesRequest, Machine, Operation, PluginInfo, Readiness, Status,
@@ -190,9 +191,10 @@ impl Scans {
                 "namespace": "ns", "name": name, "uid": name, "deletionTimestamp": "2026-01-01T00:00:00Z",
                 "labels": {labels::CLUSTER_NAME: "c"},
                 "annotations": {
-                    annotations::MACHINE_ID: format!("ns/{name}/{name}"), annotations::DRIVER: "pool",
-                        annotations::SECRET: secret,
-                    annotations::APPLIED_PROVIDER_SPEC: spec.to_string(),
+                    annotations::VM_RECORD: existing(
+                        &format!("ns/{name}/{name}"),
+                        &json!({"driver": "pool", "secret": secret, "providerSpec": spec}),
+                    ),
                 },
             },
             "spec": {"providerSpec": {}},
@@ -286,8 +288,10 @@ fn machine(name: &str, id: &str, provider_id: Option<&str>) -> Value {
             "namespace": "ns", "name": name, "uid": format!("u-{name}"),
             "labels": {labels::CLUSTER_NAME: "c"},
             "annotations": {
-                annotations::MACHINE_ID: format!("ns/{name}/{id}"), annotations::CLUSTER_ID: "c-1",
-                annotations::DRIVER: "pool", annotations::APPLIED_PROVIDER_SPEC: "{}",
+                annotations::VM_RECORD: existing(
+                    &format!("ns/{name}/{id}"),
+                    &json!({"driver": "pool", "providerSpec": {}}),
+                ),
             },
         },
         "spec": {"providerSpec": {}, "providerID": provider_id},

@@ -102,7 +102,9 @@ async fn prepared(
     let driver = permit.configured_driver();
     let spec = restart.spec.clone();
     let class =
-        match credentials::machine_class(&ctx.client, driver, gathered.namespace(), name, spec).await? {
+        match credentials::machine_class(&ctx.client, driver, gathered.namespace(), name.as_deref(), spec)
+            .await?
+        {
             Ok(class) => class,
             Err(invalid) => {
                 // Secrets are not watched.

@@ -7,7 +7,6 @@ use jiff::Timestamp;
 
 use super::owner::{OwnerRemediation, RemediatedMachine};
 use super::record::Record;
-use crate::api::VmExistence;
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::{self, ConditionStatus, PAUSED, reason};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
@@ -15,7 +14,7 @@ use crate::api::{annotation_cause, pause_causes, pause_message};
 use crate::caches::machine_owner;
 use crate::configured_driver::{DriverState, PERMIT_WAIT, ResolveError};
 use crate::hot_update::InPlaceUpdate;
-use crate::identity::{self, Adoption, MachineId};
+use crate::identity::{self, Adoption};
 use crate::reconciler::Requeue;
 use crate::retry::LONG_WAIT;
 use crate::wall_clock::{remaining, until as time_until};
@@ -476,9 +475,9 @@ fn vm_of(machine: &RemediatedMachine, infra: Option<&InfraMachine>) -> Result<Vm
         return Err("another extension updates the VM in place");
     }
     // A VM that is not the provider's own is left alone.
-    if MachineId::of(infra).is_none() || identity::vm_existence(infra) != VmExistence::MayExist {
-        return Err("this provider did not create the VM");
-    }
-    let spec = identity::applied_spec(infra).ok_or("no applied provider spec is recorded")?;
-    Ok(Vm { provider_id, spec })
+    let made = identity::bound(infra).ok_or("this provider did not create the VM")?;
+    Ok(Vm {
+        provider_id,
+        spec: made.provider_spec,
+    })
 }

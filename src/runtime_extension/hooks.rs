@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::progress::Progress;
 use super::{brief, is_of_group};
+use crate::identity::VmRecord;
 
 /// Group and version of every hook.
 const API_VERSION: &str = "hooks.runtime.cluster.x-k8s.io/v1alpha1";
@@ -139,9 +140,9 @@ pub struct Metadata {
 /// The annotations that are read.
 #[derive(Debug, Default, Deserialize)]
 pub struct Annotations {
-    /// [`crate::api::annotations::DRIVER`]
-    #[serde(rename = "infrastructure.capcmi.io/driver")]
-    pub driver: Option<String>,
+    /// [`crate::api::annotations::VM_RECORD`]
+    #[serde(rename = "infrastructure.capcmi.io/vm-record")]
+    pub vm_record: Option<String>,
 }
 
 /// The labels that are read.
@@ -150,6 +151,14 @@ pub struct Labels {
     /// [`crate::api::labels::WATCH_FILTER`]
     #[serde(rename = "cluster.x-k8s.io/watch-filter")]
     pub watch_filter: Option<String>,
+}
+
+impl Metadata {
+    /// The driver that has the machine's VM, as far as a record says so.
+    pub fn recorded_driver(&self) -> Option<String> {
+        let record = VmRecord::parse(self.annotations.vm_record.as_deref()?).ok()?;
+        Some(record.made_from?.driver)
+    }
 }
 
 impl Infrastructure {

@@ -12,11 +12,10 @@ use super::end::{End, MAX_DRAIN, MAX_OUTAGE};
 use super::opt_in::OptIn;
 use super::record::Eviction;
 use super::status::{self, DrainCondition};
-use crate::api::VmExistence;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{ObjectMetaExt as _, annotations, paused_by};
-use crate::identity::{self, MachineId};
+use crate::identity;
 use crate::wall_clock::until;
 
 /// What was read for one reconcile.
@@ -308,7 +307,7 @@ fn drain<'a>(observed: &'a Observed, infra: &InfraMachine, timeout: Duration) ->
     }
     // Cluster API finds a Node by the providerID alone, also by one that was never confirmed: it may be that
     // of another machine.
-    if MachineId::of(infra).is_none() || identity::vm_existence(infra) != VmExistence::MayExist {
+    if !identity::vm_state(infra).may_exist() {
         return Plan::RemoveHook(End::Skipped("the machine has no VM of its own"));
     }
     let (node, provider_id) = (&machine.status.node_ref.name, &infra.spec.provider_id);

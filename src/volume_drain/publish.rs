@@ -50,7 +50,7 @@ pub async fn publish_on(
 pub async fn record_failure(infra: &InfraMachine, ctx: &Context, event: NewEvent) {
     let driver = identity::driver_name(infra);
     let condition = conditions::VOLUMES_DRAINED;
-    ctx.events.record_failure(infra, driver, condition, event).await;
+    ctx.events.record_failure(infra, &driver, condition, event).await;
 }
 
 /// Patches the record of the evicted pod, on the resource version that the plan was made from, and returns

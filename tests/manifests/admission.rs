@@ -25,7 +25,7 @@ use crate::{
     release::Release,
 };
 
-const IDENTITY: &str = "infrastructure.capcmi.io/machine-id";
+const IDENTITY: &str = "infrastructure.capcmi.io/vm-record";
 const POLICY: &str = "ValidatingAdmissionPolicy";
 const BINDING: &str = "ValidatingAdmissionPolicyBinding";
 

@@ -65,7 +65,7 @@ pub async fn namespace() -> Result<String> {
     for object in owner_of(&namespace) {
         cluster.apply_yaml(&object.to_string()).await?;
     }
-    let forged = json!({"annotations": {"infrastructure.capcmi.io/machine-id": "forged"}});
+    let forged = json!({"annotations": {"infrastructure.capcmi.io/vm-record": "forged"}});
     let probes = [
         (
             "capcmi-reserved-annotations",

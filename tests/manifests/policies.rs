@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use capcmi::api::MACHINE_FINALIZER;
-use capcmi::api::annotations::{self, RESERVED_ANNOTATIONS, VM_EXISTENCE};
+use capcmi::api::annotations::{self, RESERVED_ANNOTATIONS};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, PropagationPolicy},
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::api_server::{User, api, create, merge, namespace, object, refusal};
 
-const IDENTITY: &str = "infrastructure.capcmi.io/machine-id";
+const IDENTITY: &str = annotations::VM_RECORD;
 const DRY_RUN: &str = "topology.cluster.x-k8s.io/dry-run";
 
 #[tokio::test]
@@ -161,17 +161,8 @@ async fn while_a_vm_may_exist_only_users_that_may_write_identities_take_the_fina
         "example.com/theirs"]})
     };
     let machines = [
-        (
-            "with-vm",
-            held(json!({IDENTITY: "1", VM_EXISTENCE: "may-exist"})),
-            json!({}),
-        ),
-        ("noteless", held(json!({IDENTITY: "1"})), json!({})),
-        (
-            "named",
-            held(json!({VM_EXISTENCE: "none"})),
-            json!({"providerID": "cmi:///1"}),
-        ),
+        ("with-vm", held(json!({IDENTITY: "1"})), json!({})),
+        ("named", held(json!({})), json!({"providerID": "cmi:///1"})),
     ];
     for (name, metadata, spec) in &machines {
         create(&administrator, &object("InfraMachine", name, metadata, spec)).await??;
@@ -208,11 +199,7 @@ async fn while_a_vm_may_exist_only_users_that_may_write_identities_take_the_fina
         let message = refusal(merge(&tenant, name, json!({"metadata": {"finalizers": null}})).await)?;
         ensure!(message.contains(MACHINE_FINALIZER), "{message}");
     }
-    for (api, name) in [
-        (&provider, "with-vm"),
-        (&administrator, "noteless"),
-        (&administrator, "named"),
-    ] {
+    for (api, name) in [(&provider, "with-vm"), (&administrator, "named")] {
         merge(api, name, json!({"metadata": {"finalizers": null}})).await?;
         ensure!(api.get_opt(name).await?.is_none(), "{name} is still there");
     }
@@ -221,25 +208,19 @@ async fn while_a_vm_may_exist_only_users_that_may_write_identities_take_the_fina
 
 /// Otherwise a machine that never came to anything would need an administrator.
 #[tokio::test]
-async fn a_machine_without_a_vm_can_lose_the_finalizer() -> Result<()> {
+async fn a_machine_without_a_record_can_lose_the_finalizer() -> Result<()> {
     let namespace = namespace().await?;
     let administrator = api(User::Administrator, &namespace, "InfraMachine").await?;
     let tenant = api(User::Tenant, &namespace, "InfraMachine").await?;
-    let machines = [
-        ("refused", json!({IDENTITY: "1", VM_EXISTENCE: "none"})),
-        ("unowned", json!({})),
-    ];
-    for (name, annotations) in machines {
-        let metadata = json!({"annotations": annotations, "finalizers": [MACHINE_FINALIZER]});
-        create(
-            &administrator,
-            &object("InfraMachine", name, &metadata, &json!({})),
-        )
-        .await??;
-        merge(&tenant, name, json!({"metadata": {"finalizers": null}})).await?;
-        let left = tenant.get(name).await?;
-        ensure!(left.finalizers().is_empty(), "{left:?}");
-    }
+    let metadata = json!({"finalizers": [MACHINE_FINALIZER]});
+    create(
+        &administrator,
+        &object("InfraMachine", "unowned", &metadata, &json!({})),
+    )
+    .await??;
+    merge(&tenant, "unowned", json!({"metadata": {"finalizers": null}})).await?;
+    let left = tenant.get("unowned").await?;
+    ensure!(left.finalizers().is_empty(), "{left:?}");
     Ok(())
 }
 
@@ -249,8 +230,7 @@ async fn a_status_write_changes_neither_finalizers_nor_annotations_nor_spec() ->
     let namespace = namespace().await?;
     let administrator = api(User::Administrator, &namespace, "InfraMachine").await?;
     let owner = api(User::Owner, &namespace, "InfraMachine").await?;
-    let metadata =
-        json!({"annotations": {IDENTITY: "1", VM_EXISTENCE: "may-exist"}, "finalizers": [MACHINE_FINALIZER]});
+    let metadata = json!({"annotations": {IDENTITY: "1"}, "finalizers": [MACHINE_FINALIZER]});
     create(
         &administrator,
         &object("InfraMachine", "m", &metadata, &json!({})),
@@ -258,7 +238,7 @@ async fn a_status_write_changes_neither_finalizers_nor_annotations_nor_spec() ->
     .await??;
     let before = owner.get("m").await?;
     let patch = Patch::Merge(json!({
-        "metadata": {"annotations": {IDENTITY: "2", VM_EXISTENCE: null}, "finalizers": null},
+        "metadata": {"annotations": {IDENTITY: "2"}, "finalizers": null},
         "spec": {"providerID": "cmi:///foreign"}, "status": {"nodeName": "written"},
     }));
     let written = owner.patch_status("m", &PatchParams::default(), &patch).await?;

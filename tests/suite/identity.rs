@@ -51,7 +51,7 @@ async fn a_new_installation_is_ready_once_identities_are_guarded() -> Result<()>
         .apply(&format!(
             "{{apiVersion: infrastructure.capcmi.io/v1alpha1, kind: InfraMachine, spec: {{}},
                metadata: {{name: restored, namespace: $NS, annotations: {{{}: x}}}}}}",
-            annotations::MACHINE_ID
+            annotations::VM_RECORD
         ))
         .await?;
     world.cluster("c").await?;

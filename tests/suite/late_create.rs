@@ -2,9 +2,8 @@
 //! whose answer is lost.
 
 use anyhow::{Result, ensure};
-use capcmi::api::annotations;
 use capcmi::api::conditions::READY;
-use kube::ResourceExt;
+use capcmi::identity;
 use serde_json::json;
 
 use crate::support::by_hand::says;
@@ -33,12 +32,8 @@ async fn a_create_that_never_reached_the_plugin_makes_no_vm_possible() -> Result
             says(machine, READY, "False", "Unavailable")
         })
         .await?;
-    let noted = unsent
-        .annotations()
-        .get(annotations::VM_EXISTENCE)
-        .map(String::as_str);
-    ensure!(noted != Some("may-exist"), "{noted:?}");
-    ensure!(!unsent.annotations().contains_key(annotations::CREATE_ISSUED_AT));
+    let state = identity::vm_state(&unsent);
+    ensure!(!state.may_exist(), "{state:?}");
     cloud.fail(json!([
         {"operation": "CreateMachine", "machine": "m", "code": "InvalidArgument"},
         {"operation": "DeleteMachine", "machine": "m", "code": "InvalidArgument"},

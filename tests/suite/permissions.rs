@@ -3,12 +3,11 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use capcmi::api::annotations;
+use capcmi::identity;
 use capcmi::manifests::{
     self,
     rbac::{self, Rule},
 };
-use kube::ResourceExt;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
 use management_cluster::{AGGREGATED_ROLE, ManagementCluster, eventually};
 use serde_json::{Value, json};
@@ -48,7 +47,7 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
     let again = ByHand::new(&world, "md", "again").create().await?;
     again
         .until("a create", |machine| {
-            machine.annotations().contains_key(annotations::CREATE_ISSUED_AT)
+            identity::vm_state(machine).unanswered().is_some()
         })
         .await?;
     again

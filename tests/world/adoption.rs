@@ -1,8 +1,10 @@
 //! VMs of another controller that an administrator has machines adopt.
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use capcmi::api::annotations;
 use capcmi::api::conditions::READY;
+use capcmi::api::v1alpha1::InfraMachine;
+use capcmi::identity;
 use cmi_driver::{Operation, tags};
 use cmi_simulated::{Phase, PlantedVm};
 use kube::ResourceExt;
@@ -117,15 +119,11 @@ async fn an_adopted_vm_gets_the_tag_of_its_machine() -> Result<()> {
     let machine = adopting(&world, "m", &id).create().await?;
     let identified = machine
         .until("a VM that is tagged", |machine| {
-            let applied = machine.annotations().get(annotations::APPLIED_PROVIDER_SPEC);
-            applied.is_some_and(|applied| applied.contains(tags::MACHINE))
-                && says(machine, READY, "True", "Ready")
+            is_tagged(machine) && says(machine, READY, "True", "Ready")
         })
         .await?;
-    let tag = identified.annotations()[annotations::MACHINE_ID]
-        .rsplit('/')
-        .next()
-        .unwrap_or_default();
+    let record = identity::record(&identified).context("no record")?;
+    let tag = record.machine.tag();
     let vms = cloud.vms()?;
     for (vm, old) in vms.iter().zip(&before).filter(|(vm, _)| vm.name == "m") {
         let mut expected = old.clone();
@@ -149,8 +147,7 @@ async fn an_adopted_vm_gets_the_tag_of_its_machine() -> Result<()> {
     })
     .await?;
     let unwritten = cut_off.get().await?;
-    let applied = &unwritten.annotations()[annotations::APPLIED_PROVIDER_SPEC];
-    ensure!(!applied.contains(tags::MACHINE), "{applied}");
+    ensure!(!is_tagged(&unwritten), "{:?}", unwritten.annotations());
     for machine in [&machine, &cut_off] {
         machine.delete().await?;
         machine.gone().await?;
@@ -194,7 +191,7 @@ async fn an_unconfirmed_vm_is_neither_made_nor_deleted() -> Result<()> {
             seen.status
         );
         ensure!(
-            !seen.annotations().contains_key(annotations::MACHINE_ID) && seen.finalizers().is_empty(),
+            !seen.annotations().contains_key(annotations::VM_RECORD) && seen.finalizers().is_empty(),
             "it was taken over: {:?}",
             seen.metadata
         );
@@ -250,7 +247,7 @@ async fn a_machine_whose_create_was_issued_adopts_no_vm() -> Result<()> {
     let machine = ByHand::new(&world, "one", "m").create().await?;
     machine
         .until("a create that is not answered", |machine| {
-            machine.annotations().contains_key(annotations::CREATE_ISSUED_AT)
+            identity::vm_state(machine).unanswered().is_some()
         })
         .await?;
     cloud.holds(2).await?;
@@ -273,4 +270,10 @@ async fn a_machine_whose_create_was_issued_adopts_no_vm() -> Result<()> {
     let left = cloud.holds(1).await?;
     ensure!(left[0].name == "other", "{left:?}");
     Ok(())
+}
+
+/// Whether the record says that the VM has the tag of its machine.
+fn is_tagged(machine: &InfraMachine) -> bool {
+    let applied = identity::applied_spec(machine);
+    applied.is_some_and(|applied| applied.0["tags"].get(tags::MACHINE).is_some())
 }

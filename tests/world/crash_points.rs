@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use capcmi::api::annotations;
 use capcmi::api::v1alpha1::{InfraMachine, OperationState, OperationType};
+use capcmi::identity;
 use cmi_driver::tags;
 use cmi_simulated::{PlantedVm, Vm};
 use management_cluster::eventually;
@@ -307,6 +308,12 @@ impl Session {
         {
             bail!("no VM has the providerID {id}: {vms:?}");
         }
+        // The outcome of a create that was cut short may stay unknown for ever.
+        let record = identity::record(&machine).map(|record| {
+            let made = record.made_from.map(|made| made.provider_spec);
+            let state = record.state.is_known().then(|| record.state.name());
+            json!([state, made, record.adopted])
+        });
         let status = machine.status.unwrap_or_default();
         let conditions: BTreeSet<_> = status
             .conditions
@@ -318,8 +325,6 @@ impl Session {
             .annotations
             .unwrap_or_default()
             .into_keys()
-            // The outcome of a create that was cut short may stay unknown for ever.
-            .filter(|key| key != annotations::CREATE_ISSUED_AT)
             .collect();
         let last = status
             .last_operation
@@ -328,7 +333,7 @@ impl Session {
             "vms": kept,
             "machine": {
                 "identified": machine.spec.provider_id.is_some(), "finalizers": machine.metadata.finalizers,
-                "annotations": annotations, "provisioned": status.initialization,
+                "annotations": annotations, "record": record, "provisioned": status.initialization,
                 "failureReason": status.failure_reason, "failureMessage": status.failure_message,
                 "conditions": conditions, "lastOperation": last, "nodeName": status.node_name,
             },

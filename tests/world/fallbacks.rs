@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use base64::prelude::{BASE64_STANDARD, Engine as _};
+use capcmi::api::conditions;
 use capcmi::api::v1alpha1::{InfraMachine, LastOperation, OperationState, OperationType};
-use capcmi::api::{annotations, conditions};
+use capcmi::identity;
 use capcmi::metrics::MachinePhase;
 use capcmi::wall_clock;
 use cmi_driver::Operation;
 use cmi_simulated::{CallLine, Phase, PlantedVm};
-use kube::ResourceExt;
 use serde_json::json;
 
 use crate::support::by_hand::{message, says};
@@ -351,8 +350,8 @@ async fn the_last_known_state_is_kept_and_handed_back() -> Result<()> {
     ]))?;
     let machine = ByHand::new(&world, "one", "m").create().await?;
     let provisioned = machine.provisioned().await?;
-    let kept = provisioned.annotations().get(annotations::LAST_KNOWN_STATE);
-    ensure!(kept == Some(&BASE64_STANDARD.encode("order-17")), "{kept:?}");
+    let kept = identity::last_known_state(&provisioned);
+    ensure!(kept.is_some_and(|kept| kept.as_bytes() == b"order-17"));
     machine.delete().await?;
     machine.gone().await?;
     let handed_over: Vec<_> = cloud
@@ -379,8 +378,8 @@ async fn the_last_known_state_is_kept_and_handed_back() -> Result<()> {
     ]))?;
     let machine = ByHand::new(&world, "one", "n").create().await?;
     let provisioned = machine.provisioned().await?;
-    let kept = provisioned.annotations().get(annotations::LAST_KNOWN_STATE);
-    ensure!(kept == Some(&BASE64_STANDARD.encode("order-19")), "{kept:?}");
+    let kept = identity::last_known_state(&provisioned);
+    ensure!(kept.is_some_and(|kept| kept.as_bytes() == b"order-19"));
     let calls = cloud.calls_for("n")?;
     let initialization = calls
         .iter()

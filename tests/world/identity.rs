@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions::{self, DELETING, READY};
 use capcmi::api::v1alpha1::InfraCluster;
 use capcmi::api::{MACHINE_FINALIZER, annotations};
+use capcmi::identity;
 use cmi_driver::Operation;
 use cmi_simulated::PlantedVm;
 use fake_apiserver::Recorded;
@@ -177,23 +178,25 @@ async fn a_copied_identity_identifies_no_machine() -> Result<()> {
     world.cluster("one").await?;
     let original = ByHand::new(&world, "one", "m").create().await?;
     let machine = original.provisioned().await?;
-    let identity = json!(machine.annotations());
+    let copied = json!(machine.annotations());
     let vm = cloud.holds(1).await?.remove(0);
 
-    // Without the providerID it is a machine like any other.
-    let fresh = ByHand::new(&world, "one", "fresh").infra("/metadata/annotations", identity.clone());
+    // Without the providerID, it is a machine like any other once the copy is gone.
+    let fresh = ByHand::new(&world, "one", "fresh").infra("/metadata/annotations", copied.clone());
     let fresh = fresh.create().await?;
+    let blocked = fresh
+        .until("a foreign record", |machine| {
+            says(machine, READY, "False", "ForeignIdentity")
+        })
+        .await?;
+    let text = message(&blocked, READY);
+    ensure!(text.contains(&format!("{}/m", world.namespace)), "{text}");
+    ensure!(cloud.calls_for("fresh")?.is_empty());
+    fresh
+        .patch(json!({"metadata": {"annotations": {annotations::VM_RECORD: null}}}))
+        .await?;
     let own = fresh.provisioned().await?;
     ensure!(own.spec.provider_id != machine.spec.provider_id, "it took the VM");
-    let written = own
-        .annotations()
-        .get(annotations::MACHINE_ID)
-        .cloned()
-        .unwrap_or_default();
-    ensure!(
-        written == format!("{}/fresh/{}", world.namespace, own.uid().unwrap_or_default()),
-        "{written}"
-    );
     fresh.delete().await?;
     fresh.gone().await?;
     ensure!(
@@ -203,12 +206,12 @@ async fn a_copied_identity_identifies_no_machine() -> Result<()> {
 
     // With the providerID too, the object stays until an administrator releases it.
     let full = ByHand::new(&world, "one", "full")
-        .infra("/metadata/annotations", identity)
+        .infra("/metadata/annotations", copied)
         .infra("/metadata/finalizers", json!(machine.finalizers()))
         .infra("/spec/providerID", json!(machine.spec.provider_id));
     let full = full.create().await?;
-    full.until("a foreign providerID", |machine| {
-        says(machine, READY, "False", "ForeignProviderID")
+    full.until("a foreign record", |machine| {
+        says(machine, READY, "False", "ForeignIdentity")
     })
     .await?;
     full.delete().await?;
@@ -251,15 +254,7 @@ async fn the_finalizer_stays_guarded_until_the_vm_is_deleted() -> Result<()> {
             says(machine, DELETING, "True", "Unavailable")
         })
         .await?;
-    let (existence, identity) = (
-        held.annotations().get(annotations::VM_EXISTENCE),
-        held.annotations().get(annotations::MACHINE_ID),
-    );
-    ensure!(
-        existence.is_some_and(|noted| noted == "may-exist") && identity.is_some(),
-        "{:?}",
-        held.annotations()
-    );
+    ensure!(identity::vm_state(&held).may_exist(), "{:?}", held.annotations());
     ensure!(
         held.finalizers().iter().any(|held| held == MACHINE_FINALIZER),
         "{:?}",

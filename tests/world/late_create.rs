@@ -1,11 +1,10 @@
 //! Creates whose answer was lost: a back end may still carry them out.
 
 use anyhow::{Context, Result, ensure};
-use capcmi::api::annotations;
 use capcmi::api::conditions::{DELETING, READY};
 use capcmi::api::v1alpha1::InfraMachine;
+use capcmi::identity;
 use cmi_driver::Operation;
-use kube::ResourceExt;
 use serde_json::json;
 
 use crate::support::by_hand::{message, says};
@@ -31,11 +30,7 @@ async fn a_vm_made_after_the_deletion_of_its_machine_is_deleted() -> Result<()> 
             says(machine, READY, "False", "DeadlineExceeded")
         })
         .await?;
-    ensure!(
-        unanswered
-            .annotations()
-            .contains_key(annotations::CREATE_ISSUED_AT)
-    );
+    ensure!(identity::vm_state(&unanswered).unanswered().is_some());
     machine.delete().await?;
     let looking = |machine: &InfraMachine| says(machine, DELETING, "True", "CreateUnanswered");
     let waiting = machine.until("the wait for the create", looking).await?;
@@ -87,10 +82,10 @@ async fn a_spec_change_during_an_unanswered_create_makes_no_second_vm() -> Resul
         .await?;
     cloud.holds(1).await?;
     ensure!(cloud.count(Operation::CreateMachine, "m")? == 1);
-    let applied = found.annotations().get(annotations::APPLIED_PROVIDER_SPEC);
+    let applied = identity::applied_spec(&found);
     ensure!(
-        applied.is_some_and(|applied| !applied.contains("large")),
-        "the VM is noted as one of the changed spec: {applied:?}"
+        applied.is_some_and(|applied| applied.0["size"] != "large"),
+        "the VM is recorded as one of the changed spec"
     );
     Ok(())
 }

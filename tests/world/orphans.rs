@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use capcmi::identity;
 use capcmi::manager::OrphanOptions;
 use cmi_driver::Operation;
 use cmi_simulated::{PlantedVm, Vm};
@@ -112,20 +113,7 @@ impl Leak {
 
     /// Waits for an event on the InfraCluster with this reason, about this VM.
     async fn event(&self, reason: &str, vm: &str) -> Result<String> {
-        let events: Api<Event> = Api::namespaced(self.world.admin.clone(), &self.world.namespace);
-        eventually(DEADLINE, &format!("an event {reason} about {vm}"), async || {
-            let all = events.list(&ListParams::default()).await?.items;
-            let fits = |event: &&Event| {
-                let regarding = event.regarding.clone().unwrap_or_default();
-                regarding.kind.as_deref() == Some("InfraCluster")
-                    && regarding.name.as_deref() == Some("c")
-                    && event.reason.as_deref() == Some(reason)
-                    && event.note.as_deref().is_some_and(|note| note.contains(vm))
-            };
-            let found = all.iter().find(fits).context("not yet")?;
-            Ok(found.note.clone().unwrap_or_default())
-        })
-        .await
+        orphan_event(&self.world, reason, vm).await
     }
 
     /// Waits until the gauge has this value.
@@ -143,6 +131,24 @@ impl Leak {
         })
         .await
     }
+}
+
+/// Waits for an event of InfraCluster `c` about a VM, and returns its text.
+async fn orphan_event(world: &World, reason: &str, vm: &str) -> Result<String> {
+    let events: Api<Event> = Api::namespaced(world.admin.clone(), &world.namespace);
+    eventually(DEADLINE, &format!("an event {reason} about {vm}"), async || {
+        let all = events.list(&ListParams::default()).await?.items;
+        let fits = |event: &&Event| {
+            let regarding = event.regarding.clone().unwrap_or_default();
+            regarding.kind.as_deref() == Some("InfraCluster")
+                && regarding.name.as_deref() == Some("c")
+                && event.reason.as_deref() == Some(reason)
+                && event.note.as_deref().is_some_and(|note| note.contains(vm))
+        };
+        let found = all.iter().find(fits).context("not yet")?;
+        Ok(found.note.clone().unwrap_or_default())
+    })
+    .await
 }
 
 /// CTL-LM-00: only the scan can find this VM.
@@ -177,6 +183,45 @@ async fn an_orphan_is_reported_and_not_deleted() -> Result<()> {
     ensure!(reported.count() == 1, "it is reported once");
     leak.cloud.console()?.vanish(vm.id)?;
     leak.gauge("orphan", None).await
+}
+
+/// CTL-CR-14: the API server removes an object whose finalizer is added while the deletion begins.
+#[tokio::test(start_paused = true)]
+async fn an_object_deleted_despite_its_finalizer_leaves_an_orphan() -> Result<()> {
+    let world = World::new("vanished").await?;
+    let cloud = Cloud::new(&world);
+    world.cluster("c").await?;
+    let provider = Provider::new(cloud.drivers(json!({}))).with(|options| {
+        options.orphans = OrphanOptions {
+            interval: Duration::from_secs(1),
+            min_age: Duration::from_millis(1),
+            ..OrphanOptions::default()
+        };
+    });
+    let _replica = provider.start(&world).await?;
+    // The class of another machine has the scan list the VM.
+    let stays = ByHand::new(&world, "c", "stays").create().await?;
+    stays.provisioned().await?;
+    cloud.fail(json!([{"operation": "CreateMachine", "machine": "gone", "latencyMs": 5000}]))?;
+    let gone = ByHand::new(&world, "c", "gone").create().await?;
+    gone.until("a create that is issued", |machine| {
+        identity::vm_state(machine).unanswered().is_some()
+    })
+    .await?;
+    world
+        .management
+        .delete_despite_finalizers("inframachines", &world.namespace, "gone");
+    eventually(DEADLINE, "a VM without an owner", async || {
+        ensure!(gone.api().get_opt("gone").await?.is_none(), "the object is there");
+        ensure!(cloud.vms()?.len() == 2, "the create is not done");
+        Ok(())
+    })
+    .await?;
+    let vms = cloud.vms()?;
+    let left = vms.iter().find(|vm| vm.name == "gone").context("no VM is left")?;
+    orphan_event(&world, "VirtualMachineOrphaned", &left.provider_id()).await?;
+    stays.provisioned().await?;
+    Ok(())
 }
 
 /// CTL-LM-00, CTL-GS-11, CLI-GS-11: VMs that may belong to a machine stay.

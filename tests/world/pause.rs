@@ -18,7 +18,7 @@ const BY_CLUSTER: &str = "Cluster spec.paused is set to true";
 const BY_ANNOTATION: &str = "InfraMachine has the cluster.x-k8s.io/paused annotation";
 const END: &str = "; remove the pause to resume";
 
-/// DRV-09: a machine that is paused before its creation gets neither ownership nor a VM.
+/// DRV-09: a machine that is paused before its creation gets neither record nor VM.
 #[tokio::test(start_paused = true)]
 async fn a_machine_paused_before_its_creation_is_created_after_the_pause() -> Result<()> {
     let world = World::new("pause-before").await?;
@@ -34,10 +34,10 @@ async fn a_machine_paused_before_its_creation_is_created_after_the_pause() -> Re
     paused(&machine, &format!("{BY_CLUSTER}; {BY_ANNOTATION}")).await?;
     pause_machine(&machine, false).await?;
     let held = paused(&machine, BY_CLUSTER).await?;
-    ensure!(held.finalizers().is_empty(), "the ownership was written");
+    ensure!(held.finalizers().is_empty(), "the record was written");
     ensure!(
-        !held.annotations().contains_key(annotations::MACHINE_ID),
-        "the ownership was written"
+        !held.annotations().contains_key(annotations::VM_RECORD),
+        "the record was written"
     );
 
     // One of another Cluster, made later.

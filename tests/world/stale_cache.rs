@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use capcmi::api::annotations::{
-    APPLIED_PROVIDER_SPEC, MACHINE_ID, RESERVED_ANNOTATIONS, SHUT_DOWN_ACCEPTED_AT, UPDATE_ISSUED,
-};
+use capcmi::api::annotations::VM_RECORD;
 use capcmi::api::v1alpha1::InfraMachine;
+use capcmi::identity::{self, VmState};
 use cmi_driver::Operation;
 use cmi_simulated::{Phase, Vm};
 use fake_apiserver::FakeApiServer;
@@ -118,14 +117,14 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
     for name in &names {
         stage.machine(name).create().await?;
     }
-    // The provider has not seen the machines yet. When it writes its ownership, its copies are stale.
+    // The provider has not seen the machines yet. When it writes its record, its copies are stale.
     for name in &names {
         let metadata = json!({"annotations": {"example.com/note": "0"}, "finalizers": [FOREIGN_FINALIZER]});
         lagging.meddle(name, json!({"metadata": metadata})).await?;
     }
     // Once more between that write and the end of the create.
     for name in &names {
-        let is_owned = |machine: &InfraMachine| machine.annotations().contains_key(MACHINE_ID);
+        let is_owned = |machine: &InfraMachine| machine.annotations().contains_key(VM_RECORD);
         stage.machine(name).until("the ownership", is_owned).await?;
         lagging.note(name, "1").await?;
     }
@@ -152,7 +151,8 @@ async fn a_cache_that_lags_makes_nothing_twice_and_takes_nothing_away() -> Resul
     ensure!(ids(&cloud.vms()?) == ids(&vms), "other VMs than before");
     for name in &names {
         // The VM changes before the provider persists the update.
-        let is_over = |machine: &InfraMachine| !machine.annotations().contains_key(UPDATE_ISSUED);
+        let is_over =
+            |machine: &InfraMachine| !matches!(identity::vm_state(machine), VmState::Updating { .. });
         let machine = stage.machine(name);
         let machine = machine.until("the end of the update", is_over).await?;
         keeps_identity(&made[name], &machine)?;
@@ -237,12 +237,12 @@ fn keeps_identity(before: &InfraMachine, after: &InfraMachine) -> Result<()> {
         before.spec.provider_id,
         after.spec.provider_id
     );
-    let kept = RESERVED_ANNOTATIONS
-        .iter()
-        .filter(|key| ![APPLIED_PROVIDER_SPEC, SHUT_DOWN_ACCEPTED_AT].contains(*key));
-    for key in kept {
-        let (was, is) = (before.annotations().get(*key), after.annotations().get(*key));
-        ensure!(was == is, "annotation {key}: {was:?} became {is:?}");
-    }
+    let kept = |machine: &InfraMachine| {
+        let record = identity::record(machine)?;
+        let made = record.made_from?;
+        Some((record.machine, record.cluster, made.driver, made.secret))
+    };
+    let (was, is) = (kept(before), kept(after));
+    ensure!(was.is_some() && was == is, "{was:?} became {is:?}");
     Ok(())
 }

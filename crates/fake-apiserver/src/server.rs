@@ -185,6 +185,23 @@ impl FakeApiServer {
         self.0.changed.send_replace(());
     }
 
+    /// Deletes an object at once and ignores its finalizers. An API server does this when a finalizer is
+    /// added after it has checked for finalizers.
+    ///
+    /// # Panics
+    /// There is no such object.
+    pub fn delete_despite_finalizers(&self, plural: &str, namespace: &str, name: &str) {
+        let mut state = self.0.state.lock();
+        let now = self.0.now();
+        #[allow(clippy::expect_used)] // a mistake of the test
+        state
+            .store
+            .remove_named(plural, namespace, name, now)
+            .expect("the object exists");
+        drop(state);
+        self.0.changed.send_replace(());
+    }
+
     /// Refuses to stream lists, as servers before Kubernetes 1.34.
     pub fn list_in_pages_only(&self) {
         self.0.state.lock().pages_only = true;
@@ -224,7 +241,7 @@ impl Inner {
         }
     }
 
-    /// Serves a request: what it changes has changed when this returns.
+    /// Serves a request. Its changes are made when this returns.
     fn carry_out(self: &Arc<Self>, call: &Call) -> Answer {
         let answer = self
             .serve(call)

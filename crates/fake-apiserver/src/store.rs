@@ -335,6 +335,23 @@ impl Store {
         Ok(self.put(key.clone(), Some(&old), object, dry_run))
     }
 
+    /// Removes an object whatever its finalizers; `None` where there is no such object.
+    pub(crate) fn remove_named(
+        &mut self,
+        plural: &str,
+        namespace: &str,
+        name: &str,
+        now: Timestamp,
+    ) -> Option<Arc<Value>> {
+        let key = Key {
+            kind: self.kinds.iter().position(|kind| kind.plural == plural)?,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        };
+        let object = self.get(&key).ok()?.as_ref().clone();
+        Some(self.remove(&key, object, now, false))
+    }
+
     fn put(&mut self, key: Key, old: Option<&Arc<Value>>, mut object: Value, dry_run: bool) -> Arc<Value> {
         let version = self.version + 1;
         object["metadata"]["resourceVersion"] = json!(version.to_string());

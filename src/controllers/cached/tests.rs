@@ -9,6 +9,7 @@ use super::*;
 use crate::api::{annotations, labels};
 use crate::caches::cache;
 use crate::controllers::watch::{slim_infra_machine, slim_machine};
+use crate::identity::fixtures::existing;
 
 fn infra_machine(change: impl FnOnce(&mut Value)) -> DeserializeGuard<InfraMachine> {
     let mut object = json!({
@@ -17,7 +18,10 @@ fn infra_machine(change: impl FnOnce(&mut Value)) -> DeserializeGuard<InfraMachi
             "name": "m", "namespace": "ns", "uid": "u", "resourceVersion": "7", "generation": 3,
             "creationTimestamp": "2026-05-04T10:11:12Z", "deletionTimestamp": "2026-05-04T10:11:13Z",
             "labels": {labels::CLUSTER_NAME: "c"},
-            "annotations": {annotations::DRIVER: "pool", "a": "\u{0} \"ü"},
+            "annotations": {
+                annotations::VM_RECORD: existing("ns/m/u", &json!({"driver": "pool", "providerSpec": {}})),
+                "a": "\u{0} \"ü",
+            },
             "finalizers": ["f"],
             "ownerReferences": [
                 {"apiVersion": "v", "kind": "Machine", "name": "m", "uid": "o", "controller": true},

@@ -14,6 +14,7 @@ use crate::api::v1alpha1::InfraMachineTemplate;
 use crate::api::{self, conditions};
 use crate::configured_driver::tests::{FakeDriver, driver_with_one_permit};
 use crate::configured_driver::{ConfiguredDrivers, Priority, Waker};
+use crate::identity::fixtures::existing;
 use crate::leadership::Leadership;
 use crate::metrics::Metrics;
 
@@ -212,13 +213,20 @@ async fn the_record_of_its_restarts_wakes_no_remediation_and_what_others_write_d
 #[tokio::test]
 async fn the_state_that_a_driver_wants_back_wakes_no_reconcile() {
     let mut watched = settled();
-    let annotated = |version: u32, key: &str| {
-        let annotations = json!({"metadata": {"annotations": {key: version.to_string()}}});
+    let recorded = |version: u32, cluster: &str, state: Option<&str>| {
+        let mut record = json!({"version": "v1", "cluster": cluster});
+        if let Some(state) = state {
+            record["lastKnownState"] = json!(state);
+        }
+        let annotations = json!({"metadata": {"annotations": {annotations::VM_RECORD: record.to_string()}}});
         Event::Apply(infra_machine("m", version, &annotations))
     };
-    let woken = watched.infra_machine(&annotated(2, annotations::LAST_KNOWN_STATE));
-    assert_eq!(woken, set([]));
-    let woken = watched.infra_machine(&annotated(3, annotations::APPLIED_PROVIDER_SPEC));
+    watched.infra_machine(&recorded(2, "c-1", None));
+    for (version, state) in [(3, "czE="), (4, "czI=")] {
+        let woken = watched.infra_machine(&recorded(version, "c-1", Some(state)));
+        assert_eq!(woken, set([]), "{state}");
+    }
+    let woken = watched.infra_machine(&recorded(5, "c-2", Some("czI=")));
     assert_eq!(
         woken,
         set(["machine m"]),
@@ -429,33 +437,14 @@ async fn a_machine_that_is_gone_stands_in_no_queue() {
 #[tokio::test]
 async fn a_driver_that_says_something_else_is_news_for_the_machines_that_it_has_not_made_too() {
     let mut watched = settled();
+    let record = existing("ns/made/u", &json!({"driver": "pool", "providerSpec": {}}));
     let made =
-        json!({"metadata": {"annotations": {annotations::DRIVER: "pool"}}, "spec": {"driver": "other"}});
+        json!({"metadata": {"annotations": {annotations::VM_RECORD: record}}, "spec": {"driver": "other"}});
     watched.infra_machine(&Event::Apply(infra_machine("made", 1, &made)));
     let others = json!({"spec": {"driver": "other"}});
     watched.infra_machine(&Event::Apply(infra_machine("others", 1, &others)));
     watched.controllers.reconcile_machines_of("pool");
     assert_eq!((watched.woken)(), set(["machine m", "machine made"]));
-}
-
-/// A list does not show how what it lacks has gone: by a move, for instance.
-#[tokio::test]
-async fn what_a_watch_shows_to_go_with_its_finalizer_on_was_let_go_in_spite_of_it() {
-    let held = json!({"metadata": {
-        "finalizers": [api::MACHINE_FINALIZER],
-        "annotations": {annotations::MACHINE_ID: "ns/m/u-m", annotations::VM_EXISTENCE: "may-exist"},
-    }});
-    let gone = Event::Delete(infra_machine("m", 3, &held));
-    for (events, expected) in [(vec![gone], 1), (vec![Event::Init, Event::InitDone], 0)] {
-        let mut watched = watched();
-        let cache_writer = &mut watched.infra_machines;
-        drop(cache_writer.take(Event::Apply(infra_machine("m", 2, &held))));
-        let update = events.into_iter().flat_map(|event| cache_writer.take(event));
-        let found: usize = update
-            .map(|update| deleted_despite_finalizer(&update).len())
-            .sum();
-        assert_eq!(found, expected);
-    }
 }
 
 /// INI-05: whatever comes last of what a removal takes leads to a look at the Node, also at one that came

@@ -12,7 +12,7 @@ impl Executor<'_, '_, '_> {
     /// Adopts the VM that the driver confirms.
     ///
     /// # Guarantees
-    /// Finalizer and identity are written only after the driver has answered with the VM of this very id, and
+    /// Finalizer and record are written only after the driver has answered with the VM of this very id, and
     /// only on the version of the object that was decided on. Nothing is created, and no bootstrap data is
     /// sent.
     pub async fn adopt(&mut self, plan: Adopt) -> Result<Outcome, ExecuteError> {
@@ -22,16 +22,15 @@ impl Executor<'_, '_, '_> {
         match self.look_up(known, Stage::Refresh, class.clone()).await {
             LookUpResult::Machine(machine) => {
                 self.ctx.states.clear_absence(self.object.uid());
-                self.object.ensure_finalizer_and_identity(&plan.ownership).await?;
+                self.object.ensure_finalizer_and_record(&plan.record).await?;
                 Ok(Outcome::Provisioned(Box::new(machine)))
             }
             LookUpResult::Uninitialized(failure) => {
                 self.ctx.states.clear_absence(self.object.uid());
-                self.object.ensure_finalizer_and_identity(&plan.ownership).await?;
+                self.object.ensure_finalizer_and_record(&plan.record).await?;
                 let vm = uninitialized(Some(plan.provider_id), failure);
                 self.initialize(class, vm).await
             }
-            LookUpResult::Absent if plan.is_confirmed => Ok(self.gone_or_behind(plan.provider_id)),
             LookUpResult::Absent => Ok(Outcome::Blocked(unconfirmed(
                 self.object.name(),
                 plan.provider_id.as_str(),

@@ -2,9 +2,9 @@
 
 use super::vm::VmPresence;
 use super::{ExecuteError, Executor};
-use crate::api::annotations;
 use crate::api::conditions::reason;
 use crate::apiserver::InvalidSecret;
+use crate::identity::VmRecord;
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
 use crate::machine::plan::Delete;
 use crate::retry::Disposition;
@@ -110,12 +110,19 @@ impl Executor<'_, '_, '_> {
                 return Ok(Some(failure));
             }
         }
-        let none = (annotations::SECRET, Some(String::new()));
         self.object
-            .try_patch_annotations("patching the annotation secret", &[none])
+            .try_change_record("recording that no Secret is needed", without_secret, &[])
             .await?;
         Ok(None)
     }
+}
+
+/// Returns the record of a machine whose VM can be deleted without credentials.
+fn without_secret(mut record: VmRecord) -> VmRecord {
+    if let Some(made) = &mut record.made_from {
+        made.secret = None;
+    }
+    record
 }
 
 /// Returns the outcome of deleting what a refused create may have left. No VM was made, so a driver that

@@ -58,7 +58,7 @@ impl Executor<'_, '_, '_> {
         if vm.required {
             // The state came with an answer that is over: whatever becomes of the initialization, it must not
             // be lost.
-            self.object.patch_last_known_state(vm.state.as_ref()).await?;
+            self.object.record_last_known_state(vm.state.as_ref()).await?;
         }
         if !self.ctx.may_create(self.object.get(), self.permit) {
             return Ok(self

@@ -11,7 +11,8 @@ use crate::machine::status::SecretMovability;
 use cmi_driver::{MachineClass, ProviderSpec};
 
 /// Where the name of a Secret stands, as an error says it.
-static SECRET_ANNOTATION: LazyLock<String> = LazyLock::new(|| format!("annotation {}", annotations::SECRET));
+static SECRET_OF_RECORD: LazyLock<String> =
+    LazyLock::new(|| format!("madeFrom.secret in annotation {}", annotations::VM_RECORD));
 
 impl Executor<'_, '_, '_> {
     /// Returns the class for every call but a create: the spec, and the credentials that the VM was made with
@@ -21,17 +22,18 @@ impl Executor<'_, '_, '_> {
         provider_spec: ProviderSpec,
     ) -> Result<MachineClass, ExecuteError> {
         let machine = self.object.get();
-        let field = match identity::recorded_secret(machine) {
-            Some(_) if identity::changed_secret(machine).is_some() => &SECRET_ANNOTATION,
-            _ => secrets::SECRET_REF,
+        let field = match identity::changed_secret(machine) {
+            Some(_) => &SECRET_OF_RECORD,
+            None => secrets::SECRET_REF,
         };
         let name = identity::credentials(machine);
         let (client, driver) = (&self.ctx.client, self.permit.configured_driver());
         let namespace = machine.metadata.namespace();
-        let read = credentials::read_with_movability(client, driver, namespace, name, field).await?;
+        let read =
+            credentials::read_with_movability(client, driver, namespace, name.as_deref(), field).await?;
         let (secrets, is_movable) = read?;
         let movability = match name {
-            Some(name) if !is_movable => SecretMovability::LeftBehind(name.to_owned()),
+            Some(name) if !is_movable => SecretMovability::LeftBehind(name),
             Some(_) | None => SecretMovability::Movable,
         };
         self.object.record_secret_movability(movability);

@@ -1,15 +1,15 @@
-//! Asks the driver about a provisioned VM.
+//! Asks the driver about a VM whose id is known.
 
-use super::initialize::uninitialized;
+use super::initialize::{made, uninitialized};
 use super::look_up::LookUpResult;
 use super::{ExecuteError, Executor};
 use crate::machine::outcome::Outcome;
-use crate::machine::plan::Refresh;
+use crate::machine::plan::{Initialize, Refresh};
 use crate::retry::Stage;
 use cmi_driver::Operation;
 
 impl Executor<'_, '_, '_> {
-    /// Asks the driver about a provisioned VM.
+    /// Asks the driver about a VM whose id is known. No create follows, whatever the driver answers.
     pub async fn refresh(&mut self, plan: Refresh) -> Result<Outcome, ExecuteError> {
         let class = self.with_credentials(plan.look_up).await?;
         match self
@@ -20,7 +20,7 @@ impl Executor<'_, '_, '_> {
                 self.ctx.states.clear_absence(self.object.uid());
                 Ok(Outcome::Provisioned(Box::new(machine)))
             }
-            LookUpResult::Uninitialized(_) if !plan.may_initialize => {
+            LookUpResult::Uninitialized(_) if plan.initialize == Initialize::Never => {
                 self.ctx.states.clear_absence(self.object.uid());
                 Ok(Outcome::NotSupported(Operation::InitializeMachine))
             }
@@ -30,6 +30,10 @@ impl Executor<'_, '_, '_> {
                 self.initialize(class, vm).await
             }
             LookUpResult::Absent => Ok(self.gone_or_behind(plan.provider_id)),
+            LookUpResult::CannotLook if plan.initialize == Initialize::OnTheWayUp => {
+                let vm = made(cmi_driver::Machine::new(plan.provider_id, ""));
+                self.initialize(class, vm).await
+            }
             // The id is known, so no list is requested.
             LookUpResult::Listed(_) | LookUpResult::CannotLook => {
                 Ok(Outcome::NotSupported(Operation::GetMachineStatus))

@@ -5,11 +5,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::Executor;
-use crate::api::annotations;
 use crate::api::conditions::reason;
 use crate::apiserver::Error;
-use crate::identity;
-use crate::machine::object::Annotation;
+use crate::identity::{self, VmEvent, VmRecord};
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::{Delete, SHUT_DOWN_TRIES, ShutDown};
 use crate::retry::{Disposition, Stage};
@@ -86,13 +84,15 @@ impl Executor<'_, '_, '_> {
         state: Option<&LastKnownState>,
         accepted: Option<Timestamp>,
     ) -> Result<(), Error> {
-        let state = state.map(identity::last_known_state_annotation);
-        let state = state.map(|(key, state)| (key, Some(state)));
-        let accepted = accepted.map(|time| (annotations::SHUT_DOWN_ACCEPTED_AT, Some(time.to_string())));
-        let notes: Vec<Annotation> = state.into_iter().chain(accepted).collect();
-        self.object
-            .patch_annotations("patching the annotations of the shutdown", &notes)
-            .await
+        let action = "recording the answer to the shutdown";
+        let shut_down = |record: VmRecord| {
+            let record = record.with_last_known_state(state);
+            match accepted {
+                Some(at) => record.after(VmEvent::ShutDownAccepted { at }),
+                None => record,
+            }
+        };
+        self.object.change_record(action, shut_down, &[]).await
     }
 }
 

@@ -3,14 +3,13 @@
 use super::{ExecuteError, Executor};
 use crate::api::annotations;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
-use crate::apiserver::Error;
 use crate::configured_driver::VM_LOCK_WAIT;
-use crate::identity;
+use crate::identity::{self, VmEvent, VmRecord};
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::Update;
 use crate::retry::Stage;
 use crate::wall_clock;
-use cmi_driver::{MachineRef, Operation, UpdateMachineRequest};
+use cmi_driver::{MachineRef, Operation, ProviderSpec, UpdateMachineRequest};
 
 impl Executor<'_, '_, '_> {
     /// Updates the VM (UPD-01..UPD-03).
@@ -25,7 +24,7 @@ impl Executor<'_, '_, '_> {
         let Some(_lock) = self.permit.configured_driver().try_lock_vm(&uid) else {
             return Ok(Outcome::Waiting(Some(VM_LOCK_WAIT)));
         };
-        self.object.issue_update().await?;
+        self.object.record_update().await?;
         self.object.patch_status(announced).await?;
         let request = UpdateMachineRequest {
             machine: MachineRef::new(self.object.name(), class),
@@ -37,20 +36,23 @@ impl Executor<'_, '_, '_> {
             let failure = Failure::new(Stage::Update, status);
             return Ok(Outcome::Failed(Box::new(failure)));
         }
-        let action = "recording the applied provider spec";
-        let json = serde_json::to_string(&plan.wanted).map_err(|source| Error::Encode { action, source })?;
-        let mut notes = vec![
-            (annotations::APPLIED_PROVIDER_SPEC, Some(json)),
-            (annotations::UPDATE_ISSUED, None),
-        ];
-        notes.extend(
-            plan.report_done
-                .map(|done| (annotations::IN_PLACE_UPDATE, Some(done))),
-        );
-        notes.extend(self.object.block_move_removal());
-        self.object.patch_annotations(action, &notes).await?;
+        let done = plan.report_done;
+        let done = done.map(|done| (annotations::IN_PLACE_UPDATE, Some(done)));
+        let beside: Vec<_> = done.into_iter().chain(self.object.block_move_removal()).collect();
+        let updated = |record| updated(record, &plan.wanted);
+        self.object
+            .change_record("recording the end of the update", updated, &beside)
+            .await?;
         Ok(Outcome::Updated)
     }
+}
+
+/// Returns the record of a machine whose VM has the wanted spec.
+fn updated(mut record: VmRecord, wanted: &ProviderSpec) -> VmRecord {
+    if let Some(made) = &mut record.made_from {
+        made.provider_spec.clone_from(wanted);
+    }
+    record.after(VmEvent::UpdateDone)
 }
 
 /// Returns the status of a machine whose update begins; the same as before where it has begun already.

@@ -54,12 +54,11 @@ impl Executor<'_, '_, '_> {
             provider_id,
             last_known_state: identity::last_known_state(self.object.get()),
         };
-        self.object.ensure_may_delete_vm().await?;
         let call = self.permit.driver().delete_machine(request);
         let status = match self.object.awaiting(Operation::DeleteMachine, call).await {
             Ok(response) => {
                 self.object
-                    .patch_last_known_state(response.last_known_state.as_ref())
+                    .record_last_known_state(response.last_known_state.as_ref())
                     .await?;
                 return Ok(None);
             }

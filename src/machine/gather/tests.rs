@@ -17,6 +17,7 @@ use crate::caches::{Caches, ClusterIds};
 use crate::configured_driver::ConfiguredDrivers;
 use crate::configured_driver::tests::{FakeDriver, configured_driver};
 use crate::driver_resolution::{Choice, choice};
+use crate::identity::VmState;
 use crate::machine::fixtures::{MachineFixture, machine};
 use crate::machine::outcome::RetryTrigger;
 use crate::machine::runtime_state::{Retry, RuntimeState, UnimplementedCall};
@@ -77,7 +78,6 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
     let instant = Instant::now();
     let failed = |until, inputs| Gathered {
         observed: Observed {
-            create_in_flight: false,
             owner: Owner::None,
             cluster: None,
             infra_cluster: None,
@@ -126,9 +126,12 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
 #[test]
 fn a_machine_gets_the_driver_that_it_asks_for_until_a_vm_may_exist() {
     let moved = machine().identified().configured_driver("other");
-    assert_eq!(choice(&moved.clone().build()), Choice::Asked(Some("pool")));
-    let refused = moved.annotated(annotations::VM_EXISTENCE, "none");
-    assert_eq!(choice(&refused.build()), Choice::Asked(Some("other")));
+    assert_eq!(
+        choice(&moved.clone().build()),
+        Choice::Asked(Some("pool".to_owned()))
+    );
+    let refused = moved.recorded(VmState::Refused);
+    assert_eq!(choice(&refused.build()), Choice::Asked(Some("other".to_owned())));
     assert_eq!(choice(&machine().build()), Choice::Asked(None));
 }
 
@@ -136,15 +139,14 @@ fn a_machine_gets_the_driver_that_it_asks_for_until_a_vm_may_exist() {
 #[test]
 fn a_vm_is_looked_after_by_the_driver_that_has_it() {
     let deleted = machine().identified().deleted_at(wall_clock::now());
-    assert_eq!(choice(&deleted.build()), Choice::Holder("pool"));
-    assert_eq!(choice(&machine().provisioned().build()), Choice::Holder("pool"));
+    let holder = || Choice::Holder("pool".to_owned());
+    assert_eq!(choice(&deleted.build()), holder());
+    assert_eq!(choice(&machine().provisioned().build()), holder());
 }
 
 #[test]
 fn a_driver_that_came_with_a_copied_identity_is_not_used() {
-    let copied = machine()
-        .identified()
-        .annotated(annotations::MACHINE_ID, "ns1/other/u-9");
+    let copied = machine().identified().with_copied_record();
     assert_eq!(choice(&copied.build()), Choice::Asked(None));
 }
 
@@ -153,7 +155,7 @@ fn our_own_notes_are_no_reason_to_try_again_and_everything_a_user_writes_is() {
     let of = |machine: &InfraMachine| inputs(machine, None);
     let plain = of(&machine().build());
     assert_eq!(plain, of(&machine().identified().build()));
-    let identified = machine().identified().provider_id("sim://1").generation(2);
+    let identified = machine().known("sim://1").generation(2);
     assert_eq!(plain, of(&identified.build()));
     for changed in [
         machine().spec(&serde_json::json!({"size": "l"})),
@@ -205,7 +207,7 @@ async fn a_machine_that_wants_a_vm_sees_every_other_that_names_it() {
         ProviderIdConflict::Named("ns1/m1".to_owned())
     );
     let has_it = MachineFixture::from(first)
-        .identified()
-        .annotated(annotations::ADOPTED, "sim://9");
+        .known("sim://9")
+        .record(|record| record.adopted = true);
     assert_eq!(conflict(&has_it.build()).await, ProviderIdConflict::None);
 }

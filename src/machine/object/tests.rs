@@ -7,16 +7,9 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::{InfraMachineInitialization, OperationState};
+use crate::identity::VmState;
 use crate::machine::fakes::Server;
-use crate::machine::fixtures::{at, machine, ownership};
-
-fn changes(machine: &InfraMachine) -> Vec<String> {
-    missing_annotations(machine, &ownership(machine))
-        .unwrap()
-        .into_iter()
-        .map(|(key, value)| format!("{key}={value}"))
-        .collect()
-}
+use crate::machine::fixtures::{at, machine, now, record};
 
 #[test]
 fn a_label_changes_no_plan_and_a_note_a_new_spec_or_a_deletion_may() {
@@ -40,60 +33,66 @@ fn a_label_changes_no_plan_and_a_note_a_new_spec_or_a_deletion_may() {
     }));
 }
 
-#[test]
-fn ownership_writes_what_is_missing_and_nothing_twice() {
-    assert_eq!(changes(&machine().build()).len(), 6);
-    assert_eq!(changes(&machine().identified().build()), Vec::<String>::new());
-    let refused = machine()
-        .identified()
-        .annotated(annotations::VM_EXISTENCE, "none")
+#[tokio::test]
+async fn the_record_is_written_where_it_differs_and_with_the_finalizer() {
+    let server = Server::with(&machine().build());
+    let ctx = server.context(Vec::new());
+    let mut object = Object::new(&ctx, Arc::new(server.object()));
+    let none = VmRecord::new(object.get(), "c-1").unwrap();
+    object.ensure_finalizer_and_record(&none).await.unwrap();
+    object.ensure_finalizer_and_record(&none).await.unwrap();
+    assert_eq!(server.version(), "2", "written once");
+    assert_eq!(identity::record(&server.object()), Some(none));
+    assert!(server.is_kept());
+}
+
+/// What the driver answered holds, whatever other clients write.
+#[tokio::test]
+async fn a_change_of_the_record_is_made_to_the_record_as_it_is_now() {
+    let server = Server::with(&machine().known("sim://1").build());
+    let ctx = server.context(Vec::new());
+    let mut object = Object::new(&ctx, Arc::new(server.object()));
+    let newer = machine()
+        .known("sim://1")
+        .record(|record| record.cluster = "c-2".to_owned())
         .build();
-    assert_eq!(
-        changes(&refused),
-        [format!("{}=\"may-exist\"", annotations::VM_EXISTENCE)]
+    server.annotate(
+        annotations::VM_RECORD,
+        identity::annotation(&newer, annotations::VM_RECORD).unwrap(),
     );
+    let accepted = VmEvent::ShutDownAccepted { at: at(9) };
+    let change = |record: VmRecord| record.after(accepted);
+    object.change_record("testing", change, &[]).await.unwrap();
+    let record = identity::record(&server.object()).unwrap();
+    assert_eq!(record.cluster, "c-2");
+    assert_eq!(record.state.name(), "ShuttingDown");
+    server.annotate(annotations::VM_RECORD, "");
+    let lost = object
+        .record_last_known_state(LastKnownState::new(vec![1]).as_ref())
+        .await;
+    assert!(matches!(lost, Err(Error::Conflict { .. })), "{lost:?}");
 }
 
-/// The administrator brings it with the VM.
-#[test]
-fn a_state_of_the_driver_is_kept_for_a_vm_that_is_adopted() {
-    let machine = machine().annotated(annotations::LAST_KNOWN_STATE, "czE=").build();
-    let adopting = Ownership {
-        adopted: Some("sim://1".parse().unwrap()),
-        ..ownership(&machine)
-    };
-    let key = annotations::LAST_KNOWN_STATE;
-    assert!(
-        !missing_annotations(&machine, &adopting)
-            .unwrap()
-            .contains_key(key)
-    );
-    let made = missing_annotations(&machine, &ownership(&machine)).unwrap();
-    assert_eq!(made[key], Value::Null, "of a VM that is made, there is none yet");
-}
-
-#[test]
-fn a_state_of_the_driver_is_kept_for_its_own_machine_and_dropped_with_a_copied_identity() {
-    let own = machine()
-        .identified()
-        .annotated(annotations::LAST_KNOWN_STATE, "czE=");
-    assert_eq!(changes(&own.clone().build()), Vec::<String>::new());
-    let copied = own.annotated(annotations::MACHINE_ID, "ns1/other/u-9").build();
-    let changes = changes(&copied);
-    assert!(
-        changes.contains(&format!("{}=null", annotations::LAST_KNOWN_STATE)),
-        "{changes:?}"
-    );
-    assert!(
-        changes.contains(&format!("{}=\"ns1/m1/u-1\"", annotations::MACHINE_ID)),
-        "{changes:?}"
-    );
-    assert!(
-        !changes
-            .iter()
-            .any(|change| change.starts_with(annotations::DRIVER)),
-        "what is the same for both stays: {changes:?}"
-    );
+/// The refusal of one create says nothing of another.
+#[tokio::test]
+async fn a_refusal_takes_back_the_create_that_was_refused_and_lets_clusterctl_go_on() {
+    for (issued, left) in [(0, "Refused"), (1, "Creating")] {
+        let blocked = machine()
+            .identified()
+            .annotated(annotations::BLOCK_MOVE, annotations::BLOCK_MOVE_VALUE);
+        let server = Server::with(&blocked.build());
+        let ctx = server.context(Vec::new());
+        let mut object = Object::new(&ctx, Arc::new(server.object()));
+        server.touch();
+        let refused = VmEvent::CreateRefused {
+            issued: at(issued),
+            left_something: true,
+        };
+        object.record_refusal(refused).await.unwrap();
+        let record = identity::record(&server.object()).unwrap();
+        assert_eq!(record.state.name(), left);
+        assert_eq!(server.annotation(annotations::BLOCK_MOVE), None);
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -138,7 +137,7 @@ async fn a_call_that_takes_long_is_reported_once_and_its_answer_can_be_written_a
     );
     assert_eq!(server.version(), "2", "written once");
 
-    object.patch_provider_id("sim://1", &[]).await.unwrap();
+    object.patch_provider_id("sim://1", None).await.unwrap();
     let done = object.patch_status(|machine| {
         let mut status = machine.status.clone().unwrap();
         status.last_operation = None;
@@ -195,109 +194,53 @@ async fn the_provider_id_ends_its_create_and_lets_a_move_go_on() {
     let server = Server::with(&machine().build());
     let ctx = server.context(Vec::new());
     let mut object = Object::new(&ctx, Arc::new(server.object()));
-    let (unanswered, _) = UnansweredCreates::default().with(at(7));
-    let ownership = ownership(object.get());
-    object.record_create(&ownership, &unanswered).await.unwrap();
+    let issued = VmState::Creating {
+        issued: at(7),
+        several: false,
+    };
+    object.record_create(&record(object.get(), issued)).await.unwrap();
     let owned = server.object();
     assert_eq!(
         owned.spec.provider_id, None,
         "no driver has said that it is there"
     );
-    assert!(UnansweredCreates::of(&owned).is_some());
-
-    let state = (annotations::LAST_KNOWN_STATE, Some("czE=".to_owned()));
-    object.patch_provider_id("sim://1", &[state]).await.unwrap();
+    assert_eq!(identity::vm_state(&owned), issued);
+    let state = LastKnownState::new(b"s1".to_vec());
+    object.patch_provider_id("sim://1", state.as_ref()).await.unwrap();
     assert_eq!(server.version(), "3", "one write");
     let known = server.object();
     assert_eq!(known.spec.provider_id.as_deref(), Some("sim://1"));
-    assert_eq!(identity::annotation(&known, annotations::CREATE_ISSUED_AT), None);
+    assert_eq!(identity::vm_state(&known), VmState::Exists { unanswered: None });
     assert_eq!(identity::annotation(&known, annotations::BLOCK_MOVE), None);
-    assert_eq!(
-        identity::annotation(&known, annotations::LAST_KNOWN_STATE),
-        Some("czE=")
-    );
-
-    object.patch_provider_id("sim://1", &[]).await.unwrap();
+    assert_eq!(identity::last_known_state(&known), state);
+    object.patch_provider_id("sim://1", None).await.unwrap();
     assert_eq!(server.version(), "3", "nothing is written twice");
 }
 
 /// A create is issued only on an object that was written a moment ago, so that a cache that
 /// is behind creates nothing.
-#[test]
-fn every_create_is_noted_before_it_is_issued_and_keeps_clusterctl_waiting() {
-    let (unanswered, _) = UnansweredCreates::default().with(at(7));
-    let changes =
-        |machine: &InfraMachine| annotations_of_a_create(machine, &ownership(machine), &unanswered).unwrap();
-    let first = changes(&machine().build());
-    assert_eq!(first[annotations::CREATE_ISSUED_AT], json!(at(7).to_string()));
-    assert_eq!(first[annotations::BLOCK_MOVE], annotations::BLOCK_MOVE_VALUE);
-    assert_eq!(first[annotations::VM_EXISTENCE], "may-exist");
-    let again = changes(&machine().identified().build());
-    assert!(again.contains_key(annotations::CREATE_ISSUED_AT), "{again:?}");
-    let blocked_by_a_user = machine()
-        .identified()
-        .annotated(annotations::BLOCK_MOVE, "")
-        .build();
-    assert!(!changes(&blocked_by_a_user).contains_key(annotations::BLOCK_MOVE));
-}
-
-#[test]
-fn the_providerid_takes_the_note_of_its_create_with_it() {
-    let noted = |times: &str| {
-        machine()
-            .identified()
-            .annotated(annotations::CREATE_ISSUED_AT, times)
-            .build()
-    };
-    let one = at(7).to_string();
-    assert_eq!(
-        create_is_over(&noted(&one), None),
-        Some((annotations::CREATE_ISSUED_AT, None))
-    );
-    let made = Some(AnsweredCreate {
-        issued: at(9),
-        made: true,
-    });
-    assert_eq!(
-        create_is_over(&noted(&format!("{},{one}", at(9))), made),
-        Some((annotations::CREATE_ISSUED_AT, Some(one))),
-        "an earlier one may still be carried out"
-    );
-    assert_eq!(create_is_over(&machine().identified().build(), None), None);
-}
-
-/// The API server keeps an object that has the finalizer of another as well, and clusterctl may be moving it.
 #[tokio::test]
-async fn an_object_that_another_keeps_holds_up_no_move_when_the_vm_is_gone() {
-    for (blocked_by, left) in [(annotations::BLOCK_MOVE_VALUE, None), ("mine", Some("mine"))] {
-        let machine = machine()
-            .provisioned()
-            .annotated(annotations::BLOCK_MOVE, blocked_by);
-        let server = Server::with(&machine.kept_by("example.com/theirs").build());
+async fn every_create_is_written_before_it_is_issued_and_keeps_clusterctl_waiting() {
+    for (fixture, block) in [
+        (machine(), annotations::BLOCK_MOVE_VALUE),
+        (machine().identified(), annotations::BLOCK_MOVE_VALUE),
+        (
+            machine()
+                .identified()
+                .annotated(annotations::BLOCK_MOVE, "a user's"),
+            "a user's",
+        ),
+    ] {
+        let server = Server::with(&fixture.build());
         let ctx = server.context(Vec::new());
         let mut object = Object::new(&ctx, Arc::new(server.object()));
-        object.remove_finalizer().await.unwrap();
-        let kept = server.object();
-        assert_eq!(
-            kept.metadata.finalizers.as_deref(),
-            Some(&["example.com/theirs".to_owned()][..])
-        );
-        assert_eq!(identity::annotation(&kept, annotations::BLOCK_MOVE), left);
-        assert_eq!(server.version(), "2", "in the same write");
-    }
-}
-
-/// Wherever the object is moved meanwhile, its VM may be half updated.
-#[tokio::test]
-async fn update_is_recorded_once_before_its_call_and_blocks_a_move() {
-    let server = Server::with(&machine().provisioned().build());
-    let ctx = server.context(Vec::new());
-    let mut object = Object::new(&ctx, Arc::new(server.object()));
-    for _ in 0..2 {
-        object.issue_update().await.unwrap();
-        let noted = server.object();
-        assert!(identity::is_update_issued(&noted));
-        assert!(identity::blocks_move(&noted.metadata));
-        assert_eq!(server.version(), "2", "written once");
+        let issued = VmState::Creating {
+            issued: now(),
+            several: false,
+        };
+        object.record_create(&record(object.get(), issued)).await.unwrap();
+        assert_eq!(server.version(), "2", "also where nothing changes");
+        assert_eq!(identity::vm_state(&server.object()), issued);
+        assert_eq!(server.annotation(annotations::BLOCK_MOVE).as_deref(), Some(block));
     }
 }

@@ -4,16 +4,17 @@
 use std::time::Duration;
 
 use super::waits::retry_wait;
-use super::{Adopt, Observed, Plan, ProviderIdConflict, Step, known_provider_id, refers_to_another};
+use super::{
+    Adopt, Observed, Plan, ProviderIdConflict, Step, known_provider_id, made_from, refers_to_another,
+};
+use crate::api::annotations;
 use crate::api::cluster_api::Machine;
 use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{VmExistence, annotations};
 use crate::configured_driver::{KnownDriver, PERMIT_WAIT};
-use crate::identity::{self, Adoption, InvalidSpec};
-use crate::machine::adoption;
+use crate::identity::{Adoption, InvalidSpec, VmRecord};
+use crate::machine::adoption::{given_state, given_tags};
 use crate::machine::outcome::{Blocked, Outcome};
-use crate::machine::ownership::Ownership;
 use crate::retry::LONG_WAIT;
 use cmi_driver::{Operation, ProviderSpec};
 
@@ -30,10 +31,10 @@ pub(super) fn obstacle(
     machine: &InfraMachine,
     observed: &Observed,
     owner: &Machine,
-    ownership: &Ownership,
+    record: &VmRecord,
 ) -> Option<Blocked> {
     match Adoption::of(machine) {
-        Adoption::None | Adoption::Confirmed => return None,
+        Adoption::None => return None,
         Adoption::TooLate => {
             let message = too_late(machine);
             return Some(Blocked::new(conditions::READY, reason::ADOPTION_INVALID, message));
@@ -44,7 +45,9 @@ pub(super) fn obstacle(
         (reason::NOT_REFERENCED, message, None)
     } else if known_provider_id(machine).is_none() {
         (reason::ADOPTION_INVALID, provider_id_missing(), None)
-    } else if let Err(message) = adoption::given_tags(machine, &ownership.cluster_id, super::role_of(owner)) {
+    } else if let Err(message) = given_tags(machine, &record.cluster, super::role_of(owner)) {
+        (reason::ADOPTION_INVALID, message, None)
+    } else if let Err(message) = given_state(machine) {
         (reason::ADOPTION_INVALID, message, None)
     } else if let ProviderIdConflict::Named(other) = &observed.conflict {
         (
@@ -61,13 +64,13 @@ pub(super) fn obstacle(
     })
 }
 
-/// Decides what has to be done for a machine whose VM is to be adopted, or is adopted and not yet handed to
-/// Cluster API. `wanted` is the spec of the machine with the tags that the VM carries.
+/// Decides what has to be done for a machine whose VM is to be adopted. `wanted` is the spec of the machine
+/// with the tags that the VM carries.
 pub(super) fn plan_adoption(
     machine: &InfraMachine,
     observed: &Observed,
     driver: &KnownDriver,
-    ownership: Ownership,
+    record: VmRecord,
     wanted: Result<ProviderSpec, InvalidSpec>,
 ) -> Plan {
     let Some(provider_id) = known_provider_id(machine) else {
@@ -76,11 +79,9 @@ pub(super) fn plan_adoption(
     if !driver.capabilities.supports(Operation::GetMachineStatus) {
         return Outcome::Blocked(cannot_look_up(&driver.name)).into();
     }
-    let is_confirmed = Adoption::of(machine) == Adoption::Confirmed;
-    let look_up = match (identity::applied_spec(machine).filter(|_| is_confirmed), wanted) {
-        (Some(applied), _) => applied,
-        (None, Ok(wanted)) => wanted,
-        (None, Err(invalid)) if driver.is_current => {
+    let look_up = match wanted {
+        Ok(wanted) => wanted,
+        Err(invalid) if driver.is_current => {
             return Outcome::Refused {
                 invalid,
                 requeue_after: None,
@@ -88,27 +89,23 @@ pub(super) fn plan_adoption(
             .into();
         }
         // The driver is asked anew first.
-        (None, Err(_)) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
+        Err(_) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
     };
     if let Some(wait) = retry_wait(observed) {
         return Outcome::Waiting(wait.requeue_after()).into();
     }
-    if !is_confirmed && observed.conflict == ProviderIdConflict::Unknown {
+    if observed.conflict == ProviderIdConflict::Unknown {
         return Outcome::Requeue(UNTIL_CACHED).into();
     }
-    let ownership = Ownership {
-        vm_existence: VmExistence::MayExist,
-        driver: Some(driver.name.to_string()),
-        secret: Some(identity::credentials(machine).unwrap_or_default().to_owned()),
-        applied: Some(look_up.clone()),
-        adopted: Some(provider_id.clone()),
-        ..ownership
-    };
+    // The obstacle of a state that can't be read was reported before.
+    let state = given_state(machine).ok().flatten();
+    let record = record
+        .adopting(made_from(machine, driver, look_up.clone()))
+        .with_last_known_state(state.as_ref());
     Step::Adopt(Box::new(Adopt {
-        ownership,
+        record,
         look_up,
         provider_id,
-        is_confirmed,
     }))
     .into()
 }
@@ -123,9 +120,8 @@ fn too_late(machine: &InfraMachine) -> String {
         None => "remove the annotation from this one",
     };
     format!(
-        "annotation {} asks to adopt a VM, but this InfraMachine may have its own: a create was issued, or \
-            a VM with another providerID was confirmed; create another InfraMachine to adopt the VM, and \
-            {remedy}",
+        "annotation {} asks to adopt a VM, but this InfraMachine may have its own, because a create was \
+            issued: create another InfraMachine to adopt the VM, and {remedy}",
         annotations::ADOPT
     )
 }

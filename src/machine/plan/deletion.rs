@@ -6,18 +6,16 @@ use jiff::Timestamp;
 
 use super::waits::{deletion_poll_interval, retry_wait};
 use super::{
-    Delete, GRACE, Observed, PendingCreate, Plan, ShutDown, Step, blocked, capabilities_unknown, no_driver,
-    paused,
+    Delete, GRACE, Observed, PendingCreate, Plan, ShutDown, Step, blocked, capabilities_unknown,
+    known_provider_id, no_driver, paused, plan_invalid_record,
 };
+use crate::api::annotations;
 use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::{InfraMachine, OperationType};
-use crate::api::{VmExistence, annotations};
 use crate::configured_driver::{DriverState, KnownDriver, PERMIT_WAIT};
-use crate::identity::{self, Adoption, MachineId};
-use crate::machine::adoption::own_provider_id;
+use crate::identity::{self, Adoption, VmRecord, VmState};
+use crate::machine::finalizer::has_finalizer;
 use crate::machine::outcome::{Outcome, RemovalReason};
-use crate::machine::ownership::has_finalizer;
-use crate::machine::unanswered_creates::UnansweredCreates;
 use crate::wall_clock::{elapsed, remaining};
 use cmi_driver::Operation;
 
@@ -46,26 +44,22 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     if is_forced {
         return Outcome::RemoveFinalizer(RemovalReason::Forced).into();
     }
-    if MachineId::of(machine).is_none() {
-        let message = format!(
-            "the identity annotations are missing or belong to another object, so no VM can be deleted \
-                safely: delete it by hand, then set annotation {}=true",
-            annotations::FORCE_DELETE
-        );
-        return blocked(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
-    }
-    if Adoption::of(machine) == Adoption::Asked {
-        return Outcome::RemoveFinalizer(RemovalReason::NeverCreated).into();
-    }
-    // A VM that is only to be adopted is another's, beside the VM that a create may have made.
-    let provider_id = own_provider_id(machine);
-    let refused = match identity::vm_existence(machine) {
-        // A providerID that this provider wrote proves a VM, whatever the annotation says.
-        VmExistence::None if provider_id.is_none() => {
+    let record = match VmRecord::of(machine) {
+        Ok(Some(record)) => record,
+        Ok(None) if Adoption::of(machine) == Adoption::Asked => {
             return Outcome::RemoveFinalizer(RemovalReason::NeverCreated).into();
         }
-        existence => existence == VmExistence::Refused && provider_id.is_none(),
+        Ok(None) => return plan_lost_record(),
+        Err(invalid) => return plan_invalid_record(machine, &invalid),
     };
+    let Some(made) = record
+        .made_from
+        .as_ref()
+        .filter(|_| record.state != VmState::None)
+    else {
+        return Outcome::RemoveFinalizer(RemovalReason::NeverCreated).into();
+    };
+    let refused = record.state == VmState::Refused;
     let driver = match &observed.driver {
         Ok(DriverState::Known(driver)) => driver,
         Ok(DriverState::Unknown(status)) => return capabilities_unknown(OperationType::Delete, status),
@@ -77,28 +71,32 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     if let Some(wait) = retry_wait(observed) {
         return Outcome::Waiting(wait.requeue_after()).into();
     }
-    let Some(spec) = identity::applied_spec(machine) else {
-        let message = format!(
-            "annotation {} is missing, so no VM can be deleted safely: restore it, or delete the VM by hand \
-                and set annotation {}=true",
-            annotations::APPLIED_PROVIDER_SPEC,
-            annotations::FORCE_DELETE
-        );
-        return blocked(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message);
-    };
-    let shut_down = shut_down(machine, observed)
+    // Another id than that of a known VM was not written by this provider.
+    let provider_id = known_provider_id(machine).filter(|_| record.state.is_known());
+    let shut_down = shut_down(machine, record.state, observed)
         .filter(|_| driver.capabilities.supports(Operation::ShutDownMachine) && !refused);
     let left = shut_down.map(|shut_down| shut_down.left(observed.now));
     Step::Delete(Box::new(Delete {
-        provider_id: provider_id.and_then(|id| id.parse().ok()),
-        spec,
+        may_have_second_vm: provider_id.is_some() && record.state.unanswered().is_some(),
+        provider_id,
+        spec: made.provider_spec.clone(),
         shut_down,
-        pending_create: pending_create(machine, observed, driver).filter(|_| !refused),
-        may_have_second_vm: provider_id.is_some() && UnansweredCreates::of(machine).is_some(),
+        pending_create: pending_create(record.state, observed, driver),
         refused,
         requeue_after: deletion_poll_interval(deleted_for(machine, observed.now), left),
     }))
     .into()
+}
+
+/// Plans an object that this provider holds and whose record was removed.
+fn plan_lost_record() -> Plan {
+    let message = format!(
+        "annotation {} is missing, so no VM can be deleted safely: restore it, or delete the VM by hand and \
+            set annotation {}=true",
+        annotations::VM_RECORD,
+        annotations::FORCE_DELETE
+    );
+    blocked(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message)
 }
 
 /// Plans an object that this provider does not hold, or no longer holds. Where this provider has written
@@ -145,22 +143,17 @@ fn plan_moved(machine: &InfraMachine, observed: &Observed) -> Plan {
 ///
 /// The settle time runs by two clocks, and is over when one of them says so: the wall clock runs from the
 /// latest time at which the create was given up, which a restart does not interrupt, and the monotonic clock
-/// from when the VM was first absent, which nothing sets back. Neither counts while this process has the call
-/// in flight, and the second begins anew when the call ends; a call of another process ended with that
-/// process.
+/// from when the VM was first absent, which nothing sets back.
 pub(super) fn pending_create(
-    machine: &InfraMachine,
+    state: VmState,
     observed: &Observed,
     driver: &KnownDriver,
 ) -> Option<PendingCreate> {
-    let noted = identity::annotation(machine, annotations::CREATE_ISSUED_AT);
-    let issued = match UnansweredCreates::of(machine) {
-        Some(unanswered) => Some(unanswered.without(observed.state.answered).latest()?),
-        // The create that made the VM was answered.
-        None if noted.is_none() && own_provider_id(machine).is_some() => return None,
-        // The create is from before the time was written down, or the time can't be read.
-        None => None,
-    };
+    let issued = state.unanswered()?;
+    let is_only = matches!(state, VmState::Creating { several: false, .. });
+    if is_only && observed.state.answered == Some(issued) {
+        return None;
+    }
     let time = driver.create_settle_time;
     let absent_for = observed
         .state
@@ -168,16 +161,15 @@ pub(super) fn pending_create(
         .map(|since| observed.instant.saturating_duration_since(since));
     let by_own_clock = time.saturating_sub(absent_for.unwrap_or_default());
     let whole = driver.create_given_up_after.saturating_add(time);
-    let by_wall_clock = issued
-        .and_then(|issued| elapsed(issued, observed.now))
-        .map(|passed| whole.saturating_sub(passed));
-    let left = if observed.create_in_flight {
-        whole
-    } else {
-        by_wall_clock.map_or(by_own_clock, |left| left.min(by_own_clock))
-    };
-    let issued = issued.and_then(|issued| Some((issued, issued.checked_add(whole).ok()?)));
-    (!left.is_zero()).then_some(PendingCreate { issued, time, left })
+    let by_wall_clock = elapsed(issued, observed.now).map(|passed| whole.saturating_sub(passed));
+    let left = by_wall_clock.map_or(by_own_clock, |left| left.min(by_own_clock));
+    let latest = issued.checked_add(whole).unwrap_or(issued);
+    (!left.is_zero()).then_some(PendingCreate {
+        issued,
+        latest,
+        time,
+        left,
+    })
 }
 
 /// Returns how long ago the object was deleted; zero if a clock was set back.
@@ -189,13 +181,19 @@ fn deleted_for(machine: &InfraMachine, now: Timestamp) -> Duration {
 }
 
 /// Returns how the guest is asked to stop; nothing where it has no time, or no time left.
-pub(super) fn shut_down(machine: &InfraMachine, observed: &Observed) -> Option<ShutDown> {
+pub(super) fn shut_down(machine: &InfraMachine, state: VmState, observed: &Observed) -> Option<ShutDown> {
     let seconds = machine.spec.shutdown_timeout_seconds.unwrap_or(SHUTDOWN_TIMEOUT);
     let grace = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
     // A time in the future comes from a clock that was set back: the driver is asked anew.
-    let accepted = identity::annotation(machine, annotations::SHUT_DOWN_ACCEPTED_AT)
-        .and_then(|time| time.parse().ok())
-        .filter(|accepted| elapsed(*accepted, observed.now).is_some());
+    let accepted = match state {
+        VmState::ShuttingDown { accepted, .. } => Some(accepted),
+        VmState::None
+        | VmState::Creating { .. }
+        | VmState::Refused
+        | VmState::Exists { .. }
+        | VmState::Updating { .. } => None,
+    };
+    let accepted = accepted.filter(|accepted| elapsed(*accepted, observed.now).is_some());
     let shut_down = ShutDown {
         grace,
         accepted,

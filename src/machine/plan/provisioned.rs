@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use super::waits::{is_unsettled, lacks, look_up_wait, retry_wait, until_settling};
-use super::{Observed, Plan, Refresh, Step, Update, known_provider_id};
+use super::{Initialize, Observed, Plan, Refresh, Step, Update};
 use crate::api::conditions::{self, reason};
-use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
+use crate::api::v1alpha1::InfraMachine;
 use crate::configured_driver::KnownDriver;
 use crate::hot_update::{Changes, InPlaceUpdate, in_place};
-use crate::identity::{self, InvalidSpec};
+use crate::identity::{InvalidSpec, MadeFrom, VmRecord, VmState};
 use crate::machine::outcome::{Blocked, Outcome};
 use crate::machine::runtime_state::LookUpHint;
-use cmi_driver::{Machine, Operation, ProviderSpec};
+use cmi_driver::{Machine, Operation, ProviderId, ProviderSpec};
 
 /// Decides what has to be done for a machine whose VM was handed to Cluster API and that is not paused.
 /// `wanted` is its spec as the driver would get it, if that can be computed.
@@ -19,20 +19,39 @@ pub fn plan_provisioned(
     machine: &InfraMachine,
     observed: &Observed,
     driver: &KnownDriver,
+    record: &VmRecord,
+    made: &MadeFrom,
+    provider_id: ProviderId,
     wanted: Result<ProviderSpec, InvalidSpec>,
 ) -> Plan {
-    let Some(provider_id) = known_provider_id(machine) else {
-        return Outcome::NoOp("the machine is provisioned, and its providerID is not in the cache yet")
-            .into();
-    };
     let offers = |operation| driver.capabilities.supports(operation);
-    let applied = identity::applied_spec(machine);
+    let applied = &made.provider_spec;
     let mut requeue_after = None;
     let lacks_look_up = lacks(observed, Operation::GetMachineStatus);
     let can_look = offers(Operation::GetMachineStatus) && !lacks_look_up;
     // Before anything else: a spec that is refused, or an update that fails, must not
     // hide that the VM is gone.
-    if !can_look {
+    if can_look {
+        let initialize = if lacks(observed, Operation::InitializeMachine) {
+            Initialize::Never
+        } else {
+            Initialize::OnRequest
+        };
+        // A VM that waits for a call the driver does not offer would not settle by polling.
+        let unsettled = is_unsettled(machine) && initialize == Initialize::OnRequest;
+        // A hint that the driver could not answer stays, and waits as any failed call does.
+        let hinted = observed.state.hint.is_some();
+        let unanswered = look_up_wait(observed).filter(|_| hinted && !observed.state.hint_is_new);
+        requeue_after = until_settling(observed).filter(|_| unsettled).or(unanswered);
+        if (hinted && unanswered.is_none()) || (unsettled && requeue_after.is_none()) {
+            return Step::Refresh(Box::new(Refresh {
+                look_up: applied.clone(),
+                provider_id,
+                initialize,
+            }))
+            .into();
+        }
+    } else {
         match (observed.state.hint, machine.has_vanished()) {
             (Some(LookUpHint::Missing), false) => return Outcome::Vanished(provider_id).into(),
             (Some(LookUpHint::Back), true) => {
@@ -41,22 +60,6 @@ pub fn plan_provisioned(
             (Some(LookUpHint::Missing), true)
             | (Some(LookUpHint::Back), false)
             | (Some(LookUpHint::Signal) | None, _) => {}
-        }
-    } else if let Some(look_up) = applied.as_ref().or(wanted.as_ref().ok()) {
-        let may_initialize = !lacks(observed, Operation::InitializeMachine);
-        // A VM that waits for a call the driver does not offer would not settle by polling.
-        let unsettled = is_unsettled(machine) && may_initialize;
-        // A hint that the driver could not answer stays, and waits as any failed call does.
-        let hinted = observed.state.hint.is_some();
-        let unanswered = look_up_wait(observed).filter(|_| hinted && !observed.state.hint_is_new);
-        requeue_after = until_settling(observed).filter(|_| unsettled).or(unanswered);
-        if (hinted && unanswered.is_none()) || (unsettled && requeue_after.is_none()) {
-            return Step::Refresh(Box::new(Refresh {
-                look_up: look_up.clone(),
-                provider_id,
-                may_initialize,
-            }))
-            .into();
         }
     }
     let wanted = match wanted {
@@ -69,12 +72,9 @@ pub fn plan_provisioned(
             .into();
         }
     };
-    let is_applied_known = applied.is_some();
-    let applied = applied.unwrap_or_else(|| wanted.clone());
-    let Changes { hot, not_updatable } = Changes::between(&applied, &wanted, &driver.capabilities);
-    let is_requested = InPlaceUpdate::of(machine) == InPlaceUpdate::Requested;
-    // Where the applied spec is unknown, the VM may have another spec than the one that is asked for.
-    let is_unfinished = has_unfinished_update(machine) || is_requested && !is_applied_known;
+    let Changes { hot, not_updatable } = Changes::between(applied, &wanted, &driver.capabilities);
+    // The VM may be half updated, wherever the object was moved.
+    let is_unfinished = matches!(record.state, VmState::Updating { .. });
     let differs = is_unfinished || !hot.is_empty() || !not_updatable.is_empty();
     let report_done = match InPlaceUpdate::of(machine) {
         InPlaceUpdate::NotRequested if differs => return update_not_requested(requeue_after),
@@ -90,7 +90,7 @@ pub fn plan_provisioned(
         }
         return Step::Update(Box::new(Update {
             provider_id,
-            applied,
+            applied: applied.clone(),
             wanted,
             report_done,
         }))
@@ -118,17 +118,4 @@ fn update_not_requested(requeue_after: Option<Duration>) -> Plan {
         )
     })
     .into()
-}
-
-/// Whether an update was begun whose end was not seen: the VM may be half updated. A move leaves the status
-/// behind, and machines of older versions have nothing but the status.
-fn has_unfinished_update(machine: &InfraMachine) -> bool {
-    let last = machine
-        .status
-        .as_ref()
-        .and_then(|status| status.last_operation.as_ref());
-    identity::is_update_issued(machine)
-        || last.is_some_and(|last| {
-            last.type_ == OperationType::Update && last.state != OperationState::Successful
-        })
 }

@@ -4,12 +4,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::api::VmExistence;
 use crate::api::v1alpha1::OperationType;
 use crate::configured_driver::{HalfOpenReason, Priority};
+use crate::identity::{MadeFrom, VmRecord};
 use crate::machine::outcome::Outcome;
-use crate::machine::ownership::Ownership;
-use crate::machine::unanswered_creates::UnansweredCreates;
 use crate::wall_clock::elapsed;
 use cmi_driver::{ProviderId, ProviderSpec};
 
@@ -18,8 +16,8 @@ use cmi_driver::{ProviderId, ProviderSpec};
 pub enum Plan {
     /// No driver call: the outcome is known.
     Outcome(Outcome),
-    /// Write finalizer and identity again; everything else comes after that.
-    RestoreFinalizer(Box<Ownership>),
+    /// Write the finalizer again; everything else comes after that.
+    RestoreFinalizer,
     /// Write the annotation by which Cluster API learns that the VM has the spec that it asked for.
     ReportInPlaceUpdate(Option<String>),
     /// Call the driver.
@@ -81,10 +79,8 @@ impl Plan {
             // The step takes over the VM that it finds, and may initialize it.
             Self::Execute(Step::Provision(plan)) if !plan.is_identified => RequiredPolicyCheck::Cached,
             Self::Execute(_) | Self::Outcome(Outcome::RemoveFinalizer(_)) => RequiredPolicyCheck::Fresh,
-            Self::RestoreFinalizer(_) => RequiredPolicyCheck::Cached,
-            Self::Outcome(Outcome::Blocked(block)) if block.ownership.is_some() => {
-                RequiredPolicyCheck::Cached
-            }
+            Self::RestoreFinalizer => RequiredPolicyCheck::Cached,
+            Self::Outcome(Outcome::Blocked(block)) if block.record.is_some() => RequiredPolicyCheck::Cached,
             Self::Outcome(_) | Self::ReportInPlaceUpdate(_) => RequiredPolicyCheck::None,
         }
     }
@@ -114,23 +110,19 @@ pub enum RequiredPolicyCheck {
 /// Look up, create, initialize.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Provision {
-    /// The ownership to write before the create.
-    pub ownership: Ownership,
-    /// The spec to create with.
-    pub wanted: ProviderSpec,
+    /// The record of the machine, as it is before the create.
+    pub record: VmRecord,
+    /// How the VM is to be made.
+    pub made_from: MadeFrom,
     /// The spec to look up with: the spec of an earlier create, or the wanted one.
     pub look_up: ProviderSpec,
-    /// The id of the VM, when it is known; then nothing is ever created.
-    pub provider_id: Option<ProviderId>,
     /// The name of the Secret with the bootstrap data.
     pub bootstrap: String,
-    /// Whether the object carried an identity when it was read: the VM of that identity is looked up,
-    /// whatever its owner is. Without one, the identity is the object's UID, which can't be forged.
+    /// Whether the object had a record when it was read: the VM of its identity is looked up, whatever its
+    /// owner is. Without one, the identity is the object's UID, which can't be forged.
     pub is_identified: bool,
-    /// What the object says about a VM before the create.
-    pub recorded: VmExistence,
-    /// Creates before this one that may still be carried out.
-    pub unanswered: UnansweredCreates,
+    /// Whether an earlier create may still be carried out.
+    pub earlier_create: bool,
     /// An earlier create that may still make a VM of another spec: a create now would write down its own
     /// spec, and a VM is looked up and deleted only by the spec that is written down.
     pub pending_create: Option<PendingCreate>,
@@ -141,21 +133,19 @@ pub struct Provision {
 impl Provision {
     /// Whether an earlier create may have made a VM.
     pub fn vm_may_exist(&self) -> bool {
-        self.recorded == VmExistence::MayExist
+        self.record.state.may_exist()
     }
 }
 
 /// Look up, and adopt the VM that is found. Nothing to create with is part of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adopt {
-    /// The ownership to write once the driver has confirmed the VM.
-    pub ownership: Ownership,
+    /// The record to write once the driver has confirmed the VM.
+    pub record: VmRecord,
     /// The spec to look up with, with the tags that the VM carries.
     pub look_up: ProviderSpec,
     /// The id of the VM.
     pub provider_id: ProviderId,
-    /// Whether the driver has confirmed the VM before.
-    pub is_confirmed: bool,
 }
 
 /// Look up, and initialize where the driver asks for it. Nothing to create with is part of it.
@@ -165,9 +155,19 @@ pub struct Refresh {
     pub look_up: ProviderSpec,
     /// The id of the VM.
     pub provider_id: ProviderId,
-    /// Whether the driver may be asked to initialize the VM: not a driver that has answered that it does not
-    /// offer this.
-    pub may_initialize: bool,
+    /// When the driver is asked to initialize the VM.
+    pub initialize: Initialize,
+}
+
+/// When a driver is asked to initialize a VM whose id is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Initialize {
+    /// The VM was never handed to Cluster API: where the driver asks for it, or can't look up.
+    OnTheWayUp,
+    /// Where the driver asks for it.
+    OnRequest,
+    /// Never: the driver has answered that it does not offer this.
+    Never,
 }
 
 /// Hot update.
@@ -226,9 +226,10 @@ impl ShutDown {
 /// A create that was never answered and may still be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PendingCreate {
-    /// When the create was issued, and the latest time at which it can be carried out; `None` where that is
-    /// unknown.
-    pub issued: Option<(Timestamp, Timestamp)>,
+    /// When the create was issued.
+    pub issued: Timestamp,
+    /// The latest time at which the create can be carried out.
+    pub latest: Timestamp,
     /// How long the VM has to be absent once the create was given up.
     pub time: Duration,
     /// What is left until one of these times has come.
@@ -238,16 +239,10 @@ pub struct PendingCreate {
 impl PendingCreate {
     /// Says in words, which stay the same, until when the VM is looked for.
     pub fn in_words(&self) -> String {
-        let seconds = self.time.as_secs_f64();
-        match self.issued {
-            Some((issued, latest)) => format!(
-                "CreateMachine at {issued:.0} was never answered and may still complete: waiting until the \
-                    VM has been absent for {seconds} s, or until {latest:.0}"
-            ),
-            None => format!(
-                "a CreateMachine may never have been answered and may still complete: waiting until the VM \
-                    has been absent for {seconds} s"
-            ),
-        }
+        let (issued, latest, seconds) = (self.issued, self.latest, self.time.as_secs_f64());
+        format!(
+            "CreateMachine at {issued:.0} was never answered and may still complete: waiting until the VM \
+                has been absent for {seconds} s, or until {latest:.0}"
+        )
     }
 }

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::api::conditions::ConditionStatus;
-use crate::api::v1alpha1::{OperationState, OperationType};
+use crate::api::v1alpha1::OperationType;
 use crate::configured_driver::Priority;
 use crate::machine::fixtures::{INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world};
 use crate::machine::outcome::{Failure, Outcome};
@@ -52,14 +52,6 @@ fn provision(plan: Plan) -> Provision {
     match plan {
         Plan::Execute(Step::Provision(plan)) => *plan,
         other => panic!("expected a provision, got {other:?}"),
-    }
-}
-
-#[track_caller]
-fn identified(plan: Plan) -> Ownership {
-    match plan {
-        Plan::RestoreFinalizer(ownership) => *ownership,
-        other => panic!("expected an ownership, got {other:?}"),
     }
 }
 
@@ -126,7 +118,7 @@ fn a_machine_without_an_owner_for_a_minute_says_so_and_is_not_written_to() {
         let block = blocked(world.seconds_later(60).plan(machine()));
         let said = (block.condition, block.reason);
         assert_eq!(said, (conditions::READY, reason::WAITING_FOR_OWNER));
-        assert_eq!(block.ownership, None);
+        assert_eq!(block.record, None);
         assert!(block.message.contains("ownerReferences"), "{}", block.message);
     }
 }
@@ -185,7 +177,7 @@ fn a_paused_machine_without_an_owner_says_both_in_the_one_condition_that_a_pause
             "{}",
             block.message
         );
-        assert!(block.is_worth_an_event && block.ownership.is_none() && !block.unblocks_move);
+        assert!(block.is_worth_an_event && block.record.is_none() && !block.unblocks_move);
     }
     assert!(!blocked(world().paused().plan(machine())).is_worth_an_event);
     // clusterctl moves it with its Cluster.
@@ -200,7 +192,7 @@ fn a_machine_whose_cluster_is_missing_names_it_and_keeps_ready_if_it_is_up() {
     let late = || world().without_cluster().seconds_later(60);
     let new = blocked(late().plan(machine()));
     assert_eq!(
-        (new.condition, new.reason, new.ownership),
+        (new.condition, new.reason, new.record),
         (conditions::READY, reason::CLUSTER_NOT_FOUND, None)
     );
     assert!(
@@ -248,13 +240,13 @@ fn a_machine_that_its_owner_does_not_refer_to_gets_no_vm_and_says_so() {
             let block = blocked(world.plan(fixture));
             let said = (block.condition, block.reason);
             assert_eq!(said, (conditions::READY, reason::NOT_REFERENCED));
-            assert_eq!(block.ownership, None, "its deletion waits for nothing");
+            assert_eq!(block.record, None, "its deletion waits for nothing");
             assert!(block.message.contains("infrastructureRef"), "{}", block.message);
         }
         assert_left(&world, machine().deleted_at(now()));
         for (has_vm, keeps) in [
             (machine().provisioned(), true),
-            (machine().identified().provider_id("sim://1"), true),
+            (machine().known("sim://1"), true),
             (machine().provisioned().without_finalizer(), true),
             (machine().identified().deleted_at(now()), true),
             (machine(), false),
@@ -263,8 +255,8 @@ fn a_machine_that_its_owner_does_not_refer_to_gets_no_vm_and_says_so() {
             let does = matches!(
                 plan,
                 Plan::Outcome(Outcome::UpToDate { .. })
-                    | Plan::Execute(Step::Provision(_) | Step::Delete(_))
-                    | Plan::RestoreFinalizer(_)
+                    | Plan::Execute(Step::Refresh(_) | Step::Delete(_))
+                    | Plan::RestoreFinalizer
             );
             assert_eq!(does, keeps, "{plan:?}");
         }
@@ -364,7 +356,7 @@ fn a_machine_is_left_alone_while_it_or_its_cluster_is_paused() {
         "Cluster spec.paused is set to true; InfraMachine has the cluster.x-k8s.io/paused annotation; \
             remove the pause to resume"
     );
-    assert_eq!(block.ownership, None, "a pause writes no ownership");
+    assert_eq!(block.record, None, "a pause writes no record");
     let by_annotation = blocked(world().plan(machine().annotated(annotations::PAUSED, "")));
     assert_eq!(
         by_annotation.message,
@@ -373,7 +365,7 @@ fn a_machine_is_left_alone_while_it_or_its_cluster_is_paused() {
 }
 
 #[test]
-fn finalizer_and_identity_come_before_every_wait() {
+fn finalizer_and_record_come_before_every_wait() {
     for (world, why) in [
         (
             world().cluster_not_ready(),
@@ -384,14 +376,11 @@ fn finalizer_and_identity_come_before_every_wait() {
     ] {
         let block = blocked(world.plan(machine()));
         assert_eq!((block.condition, block.reason), (conditions::READY, why));
-        let ownership = block.ownership.expect(why);
-        assert_eq!(ownership.machine_id.annotation(), "ns1/m1/u-1");
-        assert_eq!(
-            (ownership.vm_existence, ownership.driver, ownership.applied),
-            (VmExistence::None, None, None)
-        );
+        let record = block.record.expect(why);
+        assert_eq!(String::from(record.machine), "ns1/m1/u-1");
+        assert_eq!((record.state, record.made_from), (VmState::None, None));
         let again = blocked(world.plan(machine().identified()));
-        assert_eq!(again.ownership, None, "what is there is not written again: {why}");
+        assert_eq!(again.record, None, "what is there is not written again: {why}");
     }
 }
 
@@ -405,16 +394,8 @@ fn a_finalizer_that_was_taken_away_is_written_again_before_anything_else_is_done
         .observed(1)
         .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()));
     let check = |world: World, finalizer_missing: MachineFixture| {
-        let noted = identity::vm_existence(&finalizer_missing.clone().build());
-        let ownership = identified(world.plan(finalizer_missing));
-        assert_eq!(ownership.machine_id.annotation(), "ns1/m1/u-1");
-        assert_eq!(ownership.cluster_id, "c-1");
-        assert_eq!(ownership.vm_existence, noted, "a VM that may exist is not denied");
-        assert_eq!(
-            (ownership.driver, ownership.applied),
-            (None, None),
-            "what is noted stays"
-        );
+        let plan = world.plan(finalizer_missing);
+        assert!(matches!(plan, Plan::RestoreFinalizer), "{plan:?}");
     };
     check(world(), machine().identified().without_finalizer());
     check(
@@ -423,10 +404,6 @@ fn a_finalizer_that_was_taken_away_is_written_again_before_anything_else_is_done
     );
     check(world(), failed.without_finalizer());
     check(world(), provisioned());
-    check(
-        world(),
-        provisioned().annotated(annotations::VM_EXISTENCE, "none"),
-    );
     check(world().refresh(), provisioned());
     check(world().violating("no"), provisioned());
     check(world().driver_not_configured(), provisioned());
@@ -436,15 +413,14 @@ fn a_finalizer_that_was_taken_away_is_written_again_before_anything_else_is_done
 #[test]
 fn a_finalizer_that_was_taken_away_is_not_written_on_a_paused_machine_or_where_no_vm_may_be() {
     let provisioned = || machine().provisioned().without_finalizer();
-    assert_eq!(blocked(world().paused().plan(provisioned())).ownership, None);
+    assert_eq!(blocked(world().paused().plan(provisioned())).record, None);
     assert_eq!(
-        reason_of(world().plan(provisioned().without(annotations::MACHINE_ID))),
+        reason_of(world().plan(provisioned().without_record())),
         (conditions::DRIVER_REACHABLE, reason::FOREIGN_PROVIDER_ID)
     );
     assert_left(&world(), provisioned().deleted_at(now()));
     let refused = machine()
-        .identified()
-        .annotated(annotations::VM_EXISTENCE, "none")
+        .recorded(VmState::None)
         .observed(1)
         .status(|status| status.failure_reason = Some("InvalidArgument".to_owned()));
     assert_left(&world(), refused.without_finalizer());
@@ -456,19 +432,30 @@ fn a_provider_id_of_another_writer_leads_to_no_call() {
     assert_eq!(reason_of(plan), (conditions::READY, reason::FOREIGN_PROVIDER_ID));
 }
 
+/// No call follows from a record that says nothing of this machine.
 #[test]
-fn a_copied_identity_is_replaced_by_the_machines_own() {
-    let copied = machine()
-        .identified()
-        .annotated(annotations::MACHINE_ID, "ns1/other/u-9")
-        .annotated(annotations::CLUSTER_ID, "c-other");
-    let plan = provision(world().plan(copied));
-    assert_eq!(plan.ownership.machine_id.annotation(), "ns1/m1/u-1");
-    assert_eq!(plan.ownership.cluster_id, "c-1");
-    assert!(
-        !plan.vm_may_exist(),
-        "what was copied says nothing about this machine"
-    );
+fn a_record_that_is_copied_or_unreadable_names_the_object_and_leads_to_no_call() {
+    let copied = || machine().identified().with_copied_record();
+    let unreadable = || machine().identified().annotated(annotations::VM_RECORD, "{}");
+    for (machine, names) in [(copied(), "ns1/other"), (unreadable(), "missing field `version`")] {
+        let block = blocked(world().plan(machine.clone()));
+        let said = (block.condition, block.reason);
+        assert_eq!(said, (conditions::READY, reason::FOREIGN_IDENTITY));
+        let message = block.message;
+        assert!(
+            message.contains(names) && message.contains(annotations::VM_RECORD),
+            "{message}"
+        );
+        assert!(block.record.is_none(), "another's record is written over");
+        let deleted = blocked(world().plan(machine.deleted_at(now())));
+        let said = (deleted.condition, deleted.reason);
+        assert_eq!(said, (conditions::DELETING, reason::FOREIGN_IDENTITY));
+        assert!(
+            deleted.message.contains(annotations::FORCE_DELETE),
+            "{}",
+            deleted.message
+        );
+    }
 }
 
 /// The cluster id that a machine was created under is the one that its VM is found by.
@@ -476,8 +463,8 @@ fn a_copied_identity_is_replaced_by_the_machines_own() {
 fn a_machine_keeps_the_cluster_id_that_it_was_made_under() {
     let moved = machine()
         .identified()
-        .annotated(annotations::CLUSTER_ID, "c-before");
-    assert_eq!(provision(world().plan(moved)).ownership.cluster_id, "c-before");
+        .record(|record| record.cluster = "c-before".to_owned());
+    assert_eq!(provision(world().plan(moved)).record.cluster, "c-before");
 }
 
 /// INI-08
@@ -485,13 +472,10 @@ fn a_machine_keeps_the_cluster_id_that_it_was_made_under() {
 fn a_machine_is_looked_up_and_created_with_its_spec_and_tags() {
     let plan = provision(world().plan(machine()));
     let wanted = tagged(&json!({"size": "s"}));
-    assert_eq!((&plan.wanted, &plan.look_up), (&wanted, &wanted));
+    assert_eq!((&plan.made_from.provider_spec, &plan.look_up), (&wanted, &wanted));
     assert_eq!(plan.bootstrap, "boot");
-    assert_eq!((&plan.provider_id, plan.vm_may_exist()), (&None, false));
-    assert_eq!(plan.unanswered, UnansweredCreates::default());
-    assert_eq!(plan.ownership.vm_existence, VmExistence::MayExist);
-    assert_eq!(plan.ownership.driver.as_deref(), Some("pool"));
-    assert_eq!(plan.ownership.applied, Some(wanted));
+    assert_eq!((plan.earlier_create, plan.record.state), (false, VmState::None));
+    assert_eq!(plan.made_from.driver, "pool");
 }
 
 #[test]
@@ -502,7 +486,9 @@ fn the_tags_tell_a_control_plane_machine_from_a_node() {
     });
     let plan = provision(world.plan(machine()));
     assert_eq!(
-        plan.wanted.get(&"/tags/kubernetes.io~1role".parse().unwrap()),
+        plan.made_from
+            .provider_spec
+            .get(&"/tags/kubernetes.io~1role".parse().unwrap()),
         Some(&json!("control-plane"))
     );
 }
@@ -514,15 +500,12 @@ fn a_machine_that_was_respecified_after_its_create_is_looked_up_with_what_was_cr
     let plan = provision(world().plan(respecified));
     assert!(plan.vm_may_exist());
     assert_eq!(plan.look_up, tagged(&json!({"size": "s"})));
-    assert_eq!(plan.wanted, tagged(&json!({"size": "l"})));
+    assert_eq!(plan.made_from.provider_spec, tagged(&json!({"size": "l"})));
 }
 
 #[test]
 fn what_was_refused_for_good_is_no_spec_to_look_up_with() {
-    let refused = machine()
-        .identified()
-        .annotated(annotations::VM_EXISTENCE, "none")
-        .spec(&json!({"size": "l"}));
+    let refused = machine().recorded(VmState::Refused).spec(&json!({"size": "l"}));
     let plan = provision(world().plan(refused));
     assert!(!plan.vm_may_exist());
     assert_eq!(plan.look_up, tagged(&json!({"size": "l"})));
@@ -531,51 +514,62 @@ fn what_was_refused_for_good_is_no_spec_to_look_up_with() {
 /// A move loses the status, and the VM is found again by its id.
 #[test]
 fn a_machine_that_has_an_id_and_no_status_is_looked_up_by_its_id() {
-    let plan = provision(world().plan(machine().identified().provider_id("sim://1")));
-    assert!(plan.vm_may_exist());
-    assert_eq!(plan.provider_id.unwrap().as_str(), "sim://1");
+    let states = [
+        VmState::Exists { unanswered: None },
+        VmState::Updating { unanswered: None },
+    ];
+    for state in states {
+        let known = machine().recorded(state).provider_id("sim://1");
+        for world in [world(), world().without_bootstrap()] {
+            let Plan::Execute(Step::Refresh(plan)) = world.plan(known.clone()) else {
+                panic!("nothing is created");
+            };
+            assert_eq!(plan.provider_id.as_str(), "sim://1");
+            assert_eq!(plan.look_up, tagged(&json!({"size": "s"})));
+            assert_eq!(plan.initialize, Initialize::OnTheWayUp);
+        }
+    }
+    let by_hand = machine().identified().provider_id("sim://9");
+    assert_eq!(
+        reason_of(world().plan(by_hand)),
+        (conditions::READY, reason::FOREIGN_PROVIDER_ID),
+        "no driver has confirmed it"
+    );
+}
+
+fn creating(issued: i64, several: bool) -> MachineFixture {
+    machine().recorded(VmState::Creating {
+        issued: at(issued),
+        several,
+    })
 }
 
 /// A create that is refused, or too old, is no create that may still be carried out.
 #[test]
-fn the_creates_before_that_may_still_be_carried_out_are_noted_with_the_next_one() {
-    let noted = |seconds: &[i64]| {
-        let times: Vec<_> = seconds.iter().map(|second| at(*second).to_string()).collect();
-        machine()
-            .identified()
-            .annotated(annotations::CREATE_ISSUED_AT, &times.join(","))
-    };
-    let planned = |world: World, machine: MachineFixture| provision(world.plan(machine)).unanswered;
+fn a_create_remembers_the_creates_before_it_that_may_still_be_carried_out() {
+    let earlier = |world: World, machine| provision(world.plan(machine)).earlier_create;
     let later = || world().seconds_later(40);
-    assert_eq!(planned(later(), noted(&[20])).latest(), Some(at(20)));
-    assert_eq!(
-        planned(later(), noted(&[-30])).latest(),
-        Some(at(-30)),
+    assert!(!earlier(later(), machine()));
+    assert!(earlier(later(), creating(20, false)));
+    assert!(
+        earlier(later(), creating(-30, false)),
         "it had ten minutes, and the time to settle begins then"
     );
-    assert_eq!(planned(later(), noted(&[-620])), UnansweredCreates::default());
-    assert_eq!(
-        planned(later().answered(20), noted(&[20])),
-        UnansweredCreates::default()
+    assert!(earlier(later(), creating(90, false)), "a clock was set back");
+    assert!(!earlier(later(), creating(-620, true)));
+    assert!(!earlier(later().answered(20), creating(20, false)));
+    assert!(
+        earlier(later().answered(20), creating(20, true)),
+        "another was not answered"
     );
-    assert_eq!(
-        planned(later().answered(20), noted(&[10, 20])).latest(),
-        Some(at(10))
-    );
-    let never = noted(&[20]).annotated(annotations::VM_EXISTENCE, "none");
-    assert_eq!(planned(later(), never), UnansweredCreates::default());
-    let copied = noted(&[20]).annotated(annotations::MACHINE_ID, "ns1/other/u-9");
-    assert_eq!(planned(later(), copied), UnansweredCreates::default());
+    assert!(earlier(later().answered(10), creating(20, false)));
+    assert!(!earlier(later(), machine().recorded(VmState::Refused)));
 }
 
 /// The VM is looked for, and deleted, by the spec that is written down: that of the newest create.
 #[test]
 fn a_changed_spec_waits_for_a_create_of_the_one_before_that_may_still_be_carried_out() {
-    let noted = || {
-        machine()
-            .identified()
-            .annotated(annotations::CREATE_ISSUED_AT, &at(0).to_string())
-    };
+    let noted = || creating(0, false);
     let changed = || noted().spec(&json!({"size": "l"}));
     let waits = |world: World, machine: MachineFixture| {
         let plan = provision(world.plan(machine));
@@ -621,7 +615,9 @@ fn reserved_tags_and_a_failure_domain_without_zones_are_refused() {
     let zones = zone(world()).capabilities(|capabilities| capabilities.zones = true);
     let plan = provision(zones.plan(machine()));
     assert_eq!(
-        plan.wanted.get(&"/failureDomain".parse().unwrap()),
+        plan.made_from
+            .provider_spec
+            .get(&"/failureDomain".parse().unwrap()),
         Some(&json!("z1"))
     );
 }
@@ -863,7 +859,7 @@ fn a_machine_whose_driver_is_busy_waits_in_silence() {
 fn what_may_be_there_is_looked_up_without_waiting_for_the_creates_of_others() {
     let priority = |machine: MachineFixture| match world().plan(machine) {
         Plan::Execute(step) => Some(step.priority()),
-        Plan::Outcome(_) | Plan::RestoreFinalizer(_) | Plan::ReportInPlaceUpdate(_) => None,
+        Plan::Outcome(_) | Plan::RestoreFinalizer | Plan::ReportInPlaceUpdate(_) => None,
     };
     assert_eq!(priority(machine()), Some(Priority::Create));
     assert_eq!(priority(machine().identified()), Some(Priority::Upkeep));
@@ -880,16 +876,20 @@ fn what_may_be_there_is_looked_up_without_waiting_for_the_creates_of_others() {
 
 /// A VM that may exist is looked for with the credentials of its create, whatever the spec says by now.
 #[test]
-fn the_secret_of_a_create_is_written_down_with_the_identity_and_kept() {
-    let secret = |machine: MachineFixture| provision(world().plan(machine)).ownership.secret;
-    assert_eq!(secret(machine()).as_deref(), Some(""));
+fn the_secret_of_a_create_is_recorded_and_kept() {
+    let secret = |machine: MachineFixture| provision(world().plan(machine)).made_from.secret;
+    assert_eq!(secret(machine()), None);
     assert_eq!(secret(machine().secret("a")).as_deref(), Some("a"));
-    let identified = machine()
-        .identified()
-        .annotated(annotations::SECRET, "a")
-        .secret("b");
-    assert_eq!(secret(identified.clone()).as_deref(), Some("a"));
-    let refused = identified.annotated(annotations::VM_EXISTENCE, "none");
+    let made_with_a = |state| {
+        let recorded = machine().recorded(state).secret("b");
+        recorded.record(|record| record.made_from.as_mut().unwrap().secret = Some("a".to_owned()))
+    };
+    let issued = VmState::Creating {
+        issued: now(),
+        several: false,
+    };
+    assert_eq!(secret(made_with_a(issued)).as_deref(), Some("a"));
+    let refused = made_with_a(VmState::Refused);
     assert_eq!(secret(refused).as_deref(), Some("b"), "no VM was made");
 }
 
@@ -906,11 +906,7 @@ fn while_identities_may_be_forged_nothing_is_done_that_trusts_one() {
         ),
         (
             // Also where the object says that there is none: that may be forged as well.
-            || {
-                machine()
-                    .identified()
-                    .annotated(annotations::VM_EXISTENCE, "none")
-            },
+            || machine().recorded(VmState::None),
             RequiredPolicyCheck::Fresh,
             conditions::READY,
         ),
@@ -938,7 +934,7 @@ fn while_identities_may_be_forged_nothing_is_done_that_trusts_one() {
             (block.condition, block.reason),
             (condition, reason::IDENTITY_NOT_GUARDED)
         );
-        assert!(block.ownership.is_none() && block.message.contains("the policies are gone"));
+        assert!(block.record.is_none() && block.message.contains("the policies are gone"));
     }
 }
 
@@ -973,5 +969,5 @@ fn unguarded_identities_give_none_to_a_waiting_machine() {
         (block.condition, block.reason),
         (conditions::READY, reason::IDENTITY_NOT_GUARDED)
     );
-    assert!(block.ownership.is_none());
+    assert!(block.record.is_none());
 }

@@ -4,7 +4,7 @@ use crate::api::annotations;
 use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::NewEvent;
-use crate::identity::Adoption;
+use crate::identity::{self, Adoption};
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
 use cmi_driver::{Code, PowerState};
 
@@ -54,7 +54,7 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
             );
             (was_lost, normal(reason::READY, "GetMachineStatus", text))
         }
-        Outcome::Provisioned(vm) if Adoption::of(before) != Adoption::None => {
+        Outcome::Provisioned(vm) if is_adoption(before) => {
             let text = format!("adopted VM {}", vm.provider_id);
             (true, normal(reason::PROVISIONED, "GetMachineStatus", text))
         }
@@ -99,6 +99,11 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
         }
     };
     is_new.then_some(event)
+}
+
+/// Whether the VM of a machine that comes up was made by another controller.
+fn is_adoption(before: &InfraMachine) -> bool {
+    Adoption::of(before) == Adoption::Asked || identity::record(before).is_some_and(|record| record.adopted)
 }
 
 fn warning(reason: &str, action: &'static str, text: String) -> NewEvent {

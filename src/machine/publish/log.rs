@@ -31,7 +31,7 @@ pub fn failure(
         .map(|time| format!("{time:.0}"));
     tracing::warn!(
         machine = format!("{}/{}", namespace.unwrap_or_default(), name.unwrap_or_default()),
-        driver = resolved.unwrap_or_else(|| driver_name(before)),
+        driver = resolved.map_or_else(|| driver_name(before), str::to_owned),
         code = event.reason,
         condition = condition(before, outcome),
         action = event.action,

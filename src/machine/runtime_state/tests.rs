@@ -280,13 +280,9 @@ fn a_wake_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
 fn of_a_machine_at_rest_nothing_is_kept_once_its_create_is_long_over() {
     let states = RuntimeStates::default();
     let at = |second| Timestamp::from_second(second).unwrap();
-    let answered = |second| AnsweredCreate {
-        issued: at(second),
-        made: true,
-    };
-    states.answered("old", answered(9));
-    states.answered("new", answered(10));
-    states.answered("failing", answered(9));
+    states.answered("old", at(9));
+    states.answered("new", at(10));
+    states.answered("failing", at(9));
     states.count_failure("failing");
     states.forget_answered_before(at(10));
     let uids = |states: &RuntimeStates| {
@@ -295,7 +291,7 @@ fn of_a_machine_at_rest_nothing_is_kept_once_its_create_is_long_over() {
         uids
     };
     assert_eq!(uids(&states), ["failing", "new"]);
-    assert_eq!(states.get("new").answered, Some(answered(10)));
+    assert_eq!(states.get("new").answered, Some(at(10)));
     assert_eq!(states.get("failing").answered, None);
 }
 
@@ -311,28 +307,4 @@ fn a_list_that_confirms_a_machine_ends_its_absence_and_what_lists_said_and_no_si
     assert_eq!(states.get("missing").hint, None);
     assert_eq!(states.get("silent").hint, Some(LookUpHint::Signal));
     assert_eq!(states.get("other").hint, Some(LookUpHint::Missing));
-}
-
-/// Its write failed.
-#[test]
-fn a_create_that_was_not_issued_leaves_an_absence_as_it_was() {
-    let (states, start) = (RuntimeStates::default(), Instant::now());
-    states.absent_for("u-1", start);
-    drop(states.create_in_flight("u-1"));
-    let later = start + Duration::from_mins(1);
-    assert_eq!(states.absent_for("u-1", later), Duration::from_mins(1));
-}
-
-/// The driver may have looked for the VM before the back end had it.
-#[test]
-fn an_absence_that_was_seen_while_a_create_was_in_flight_counts_no_longer() {
-    let (states, start) = (RuntimeStates::default(), Instant::now());
-    let mut in_flight = states.create_in_flight("u-1");
-    assert!(states.is_create_in_flight("u-1"));
-    in_flight.issued();
-    states.absent_for("u-1", start);
-    drop(in_flight);
-    assert!(!states.is_create_in_flight("u-1"));
-    let later = start + Duration::from_mins(1);
-    assert_eq!(states.absent_for("u-1", later), Duration::ZERO);
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::*;
+use crate::api::v1alpha1::SecretReference;
 use crate::api::{annotations, labels};
 use crate::apiserver::InvalidSecret;
 use crate::identity::InvalidSpec;
@@ -96,7 +97,7 @@ fn blocked(plan: Plan) -> Outcome {
 
 /// Every outcome that does not say that the VM is gone, failed, or to be deleted.
 fn harmless() -> Vec<Outcome> {
-    let finalizer_missing = || machine().provisioned().without(annotations::MACHINE_ID);
+    let finalizer_missing = || machine().provisioned().without_record();
     let mut all = vec![
         Outcome::NoOp(""),
         Outcome::Waiting(Some(Duration::from_secs(1))),
@@ -972,7 +973,7 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
     let changed = || {
         machine()
             .provisioned()
-            .annotated(annotations::SECRET, "old")
+            .record(|record| record.made_from.as_mut().unwrap().secret = Some("old".to_owned()))
             .secret("new")
     };
     for outcome in [
@@ -998,12 +999,9 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
             after(&fixture, &kept(&[]), timing()).conditions,
             "an idle fleet makes no writes"
         );
-        fixture.spec.secret_ref = None;
-        fixture
-            .metadata
-            .annotations
-            .get_or_insert_default()
-            .insert(annotations::SECRET.to_owned(), String::new());
+        fixture.spec.secret_ref = Some(SecretReference {
+            name: "old".to_owned(),
+        });
         let healed = after(&fixture, &failed(Stage::Refresh, Code::Internal), timing());
         assert_eq!(
             state_of(&healed, conditions::VIRTUAL_MACHINE_UP_TO_DATE),
@@ -1043,7 +1041,7 @@ fn whatever_keeps_a_deletion_from_going_on_its_status_says_so_and_is_not_ready()
         blocked(deleted(), world().paused()),
         blocked(deleted(), late().driver_not_configured()),
         blocked(deleted().annotated(annotations::DELETE_FOR_MOVE, ""), late()),
-        blocked(deleted().without(annotations::MACHINE_ID), world()),
+        blocked(deleted().without_record(), world()),
         blocked(deleted().without_finalizer().kept_by("example.com/a"), world()),
         (deleted(), no_secrets(OperationType::Delete)),
         (deleted(), deleting),

@@ -26,6 +26,11 @@ struct World {
     driver: fn() -> Result<DriverState, ResolveError>,
 }
 
+fn record(machine: &str) -> String {
+    let made = json!({"driver": "pool", "providerSpec": {"size": "small"}});
+    crate::identity::fixtures::existing(machine, &made)
+}
+
 fn world() -> World {
     let strategy = RemediationStrategy {
         retry_limit: Some(2),
@@ -49,10 +54,7 @@ fn world() -> World {
         "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
         "metadata": {
             "name": "m", "namespace": "ns",
-            "annotations": {
-                annotations::MACHINE_ID: "ns/m/u-1", annotations::VM_EXISTENCE: "may-exist",
-                annotations::APPLIED_PROVIDER_SPEC: r#"{"size":"small"}"#,
-            },
+            "annotations": {annotations::VM_RECORD: record("ns/m/u-1")},
             "ownerReferences": [{
                 "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": "m", "uid": "u",
                 "controller": true,
@@ -289,7 +291,7 @@ fn what_has_no_vm_of_its_own_is_not_restarted_and_is_left_to_its_owner_after_a_w
     let mut worlds = [world(), world(), world(), world(), world(), world()];
     worlds[0].infra = None;
     worlds[1].infra.as_mut().unwrap().spec.provider_id = None;
-    let foreign = "ns/other/u-1".to_owned();
+    let foreign = record("ns/other/u-1");
     let annotations = worlds[2]
         .infra
         .as_mut()
@@ -298,7 +300,7 @@ fn what_has_no_vm_of_its_own_is_not_restarted_and_is_left_to_its_owner_after_a_w
         .annotations
         .as_mut()
         .unwrap();
-    annotations.insert(annotations::MACHINE_ID.to_owned(), foreign);
+    annotations.insert(annotations::VM_RECORD.to_owned(), foreign);
     worlds[3].infra.as_mut().unwrap().metadata.deletion_timestamp = Some(Time(at(CREATED)));
     worlds[4].machine.as_mut().unwrap()["spec"]["infrastructureRef"]["kind"] = json!("DevMachine");
     // It names the InfraMachine of another Machine.

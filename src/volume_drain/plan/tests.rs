@@ -3,6 +3,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::api::cluster_api::{ClusterSpec, MachineSpec};
 use crate::api::v1alpha1::InfraMachineSpec;
+use crate::identity::fixtures::{existing, in_state};
 
 fn now() -> Timestamp {
     "2026-01-01T01:00:00Z".parse().unwrap()
@@ -31,8 +32,12 @@ impl Seen {
         let mut infra = InfraMachine::new("m", InfraMachineSpec::default());
         infra.spec.provider_id = Some("p".to_owned());
         infra.metadata.namespace = Some("ns".to_owned());
-        annotate(&mut infra.metadata, annotations::MACHINE_ID, "ns/m/u");
-        annotate(&mut infra.metadata, annotations::VM_EXISTENCE, "may-exist");
+        let made = json!({"driver": "pool", "providerSpec": {}});
+        annotate(
+            &mut infra.metadata,
+            annotations::VM_RECORD,
+            &existing("ns/m/u", &made),
+        );
         annotate(&mut infra.metadata, annotations::VOLUME_DRAIN, "5m");
         Self {
             enabled: true,
@@ -243,10 +248,12 @@ fn the_node_of_a_machine_without_a_vm_of_its_own_is_left_alone() {
     let expected = "release Skipped(\"the machine has no VM of its own\")";
     let unconfirmed = Seen::with(|seen| {
         let all = seen.infra.metadata.annotations.get_or_insert_default();
-        all.remove(annotations::MACHINE_ID);
+        all.remove(annotations::VM_RECORD);
     });
     assert_eq!(unconfirmed.plan(), expected);
-    let none = Seen::with(|seen| annotate(&mut seen.infra.metadata, annotations::VM_EXISTENCE, "none"));
+    let made = json!({"driver": "pool", "providerSpec": {}});
+    let none = in_state("ns/m/u", &json!({"name": "None"}), &made);
+    let none = Seen::with(|seen| annotate(&mut seen.infra.metadata, annotations::VM_RECORD, &none));
     assert_eq!(none.plan(), expected);
 }
 

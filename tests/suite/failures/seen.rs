@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use capcmi::api::annotations;
 use capcmi::api::conditions;
+use capcmi::identity::VmRecord;
 use jiff::Timestamp;
 use management_cluster::eventually;
 use serde::{Deserialize, Serialize};
@@ -411,8 +412,10 @@ struct Labels {
 
 impl Labels {
     fn of(kind: Kind, object: &Value) -> Self {
-        let noted = &object["metadata"]["annotations"][annotations::DRIVER];
-        let driver = |spec: &Value| noted.as_str().or(spec["driver"].as_str()).map(str::to_owned);
+        let record = object["metadata"]["annotations"][annotations::VM_RECORD].as_str();
+        let record = record.and_then(|text| VmRecord::parse(text).ok());
+        let noted = record.and_then(|record| Some(record.made_from?.driver));
+        let driver = |spec: &Value| noted.clone().or(spec["driver"].as_str().map(str::to_owned));
         let drivers = |driver: Option<String>| match driver {
             Some(driver) => vec![driver, "unknown".to_owned()],
             None => vec![String::new()],

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use capcmi::api::{annotations, conditions};
+use capcmi::api::conditions;
+use capcmi::identity;
 use cmi_driver::Operation;
 use fake_apiserver::Fate;
-use kube::ResourceExt;
 use management_cluster::eventually;
 use serde_json::json;
 
@@ -84,7 +84,7 @@ async fn a_failure_whose_status_is_refused_is_reported_without_a_call() -> Resul
         })
         .await?;
     ensure!(!refuses.load(Ordering::SeqCst), "the status was taken at once");
-    ensure!(reported.annotations().contains_key(annotations::LAST_KNOWN_STATE));
+    ensure!(identity::last_known_state(&reported).is_some());
     let last = reported.status.and_then(|status| status.last_operation);
     ensure!(
         last.is_some_and(|last| last.attempts == 1 && last.next_retry_time.is_some()),

@@ -45,12 +45,12 @@ pub(super) fn steps(facts: &MachineReport, now: Timestamp) -> Vec<String> {
             reason::CREATION_TIMED_OUT => last_code(machine)
                 .and_then(of_reason)
                 .or_else(|| of_reason(&shown.reason)),
-            reason::DRIVER_NOT_CONFIGURED if identity::recorded_driver(machine).is_some() => {
+            reason::DRIVER_NOT_CONFIGURED if identity::bound(machine).is_some() => {
                 Some(of_driver_taken_away(machine))
             }
             why => of_reason(why),
         };
-        let step = step.map(|step| with_driver(&step, driver_name(machine)));
+        let step = step.map(|step| with_driver(&step, &driver_name(machine)));
         steps.extend(step.map(|step| step.replace("inframachine NAME", &selector(machine))));
     }
     let mut said = HashSet::new();

@@ -94,18 +94,20 @@ pub async fn gather(
         scrape,
     };
     let mut of_machines = std::collections::BTreeSet::new();
-    let listed = each::<InfraMachine>(client, namespace, |machine| match driver_name(&machine) {
-        "" => facts.unnamed += 1,
-        driver if driver == name => {
-            let key = (
-                phase(&machine).name().to_owned(),
-                phase_reason(&machine).to_owned(),
-            );
-            *facts.machines.entry(key).or_default() += 1;
-            let cluster = cluster_name(&machine.metadata).map(str::to_owned);
-            of_machines.insert((machine.metadata.namespace.clone(), cluster));
+    let listed = each::<InfraMachine>(client, namespace, |machine| {
+        match driver_name(&machine).as_str() {
+            "" => facts.unnamed += 1,
+            driver if driver == name => {
+                let key = (
+                    phase(&machine).name().to_owned(),
+                    phase_reason(&machine).to_owned(),
+                );
+                *facts.machines.entry(key).or_default() += 1;
+                let cluster = cluster_name(&machine.metadata).map(str::to_owned);
+                of_machines.insert((machine.metadata.namespace.clone(), cluster));
+            }
+            _ => {}
         }
-        _ => {}
     });
     listed.await.map_err(Error::api("listing the InfraMachines"))?;
     let mut clusters = Vec::new();

@@ -205,7 +205,7 @@ fn last_operation(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
 
 fn driver(page: &mut Page, machine: &InfraMachine) {
     page.section("Driver");
-    page.row("Name", or_none(identity::driver_name(machine)));
+    page.row("Name", or_none(&identity::driver_name(machine)));
     let all = machine
         .status
         .as_ref()
@@ -219,7 +219,9 @@ fn driver(page: &mut Page, machine: &InfraMachine) {
     let secret = capcmi::identity::credentials(machine);
     page.row(
         "Secret",
-        secret.unwrap_or("none: the provider's own credentials, if the driver has any"),
+        secret
+            .as_deref()
+            .unwrap_or("none: the provider's own credentials, if the driver has any"),
     );
 }
 

@@ -170,8 +170,11 @@ fn the_page_of_a_deletion_whose_driver_was_removed_says_so_and_what_could_not_be
     let mut deleted = refused();
     deleted["metadata"]["deletionTimestamp"] = json!(at(100));
     deleted["metadata"]["finalizers"] = json!(["infrastructure.capcmi.io/inframachine"]);
-    deleted["metadata"]["annotations"] =
-        json!({annotations::MACHINE_ID: "ns/m/1", annotations::DRIVER: "pool"});
+    let record = json!({
+        "version": "v1", "machine": "ns/m/1", "cluster": "c-1", "state": {"name": "Exists"},
+        "madeFrom": {"driver": "pool", "providerSpec": {}},
+    });
+    deleted["metadata"]["annotations"] = json!({annotations::VM_RECORD: record.to_string()});
     deleted["status"]["conditions"] = json!([
         {"type": "Deleting", "status": "True", "reason": "DriverNotConfigured",
          "message": "driver `pool`, which has the VM, is no longer configured",

@@ -60,7 +60,7 @@ pub(super) async fn of(
     let spec =
         identity::applied_spec(machine).unwrap_or_else(|| ProviderSpec(machine.spec.provider_spec.clone()));
     let secret = identity::credentials(machine);
-    let class = match credentials::machine_class(client, &driver, namespace, secret, spec).await {
+    let class = match credentials::machine_class(client, &driver, namespace, secret.as_deref(), spec).await {
         Ok(Ok(class)) => class,
         Ok(Err(why)) => return VmAnswer::NotCalled(why.to_string()),
         Err(error) => return VmAnswer::NotCalled(format!("cannot read the credentials: {error}")),

@@ -1,5 +1,7 @@
 //! Why a migration stops.
 
+use capcmi::identity::InvalidRecord;
+
 /// Why a migration stopped. The objects that were made stay, and the next run goes on from there.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
@@ -10,6 +12,14 @@ pub enum WriteError {
         action: String,
         /// Why not.
         source: kube::Error,
+    },
+    /// The record of an InfraMachine can't be read, so the Secret that its VM uses is unknown.
+    #[error("cannot read which Secret InfraMachine {name} uses")]
+    Record {
+        /// The object.
+        name: String,
+        /// Why not.
+        source: InvalidRecord,
     },
     /// Objects of others have the needed names.
     #[error("objects with these names exist, and no migration created them: {0}; rename or delete them")]

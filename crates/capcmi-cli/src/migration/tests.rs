@@ -136,10 +136,6 @@ fn a_machine_deployment_and_its_set_have_one_template_and_the_set_makes_no_machi
         json!({"size": "s", "tags": {"team": "a"}})
     );
     assert_eq!(infra["spec"]["providerID"], "sim://1");
-    assert_eq!(
-        infra["metadata"]["annotations"].get(annotations::LAST_KNOWN_STATE),
-        None
-    );
 }
 
 /// A driver may know its VMs by what it asked to be kept.
@@ -151,8 +147,8 @@ fn what_the_driver_wants_back_with_the_next_call_goes_with_its_vm() {
     let mut migration = planned(all, None).unwrap();
     let infra = &migration.groups.remove(0).machines[0].body;
     assert_eq!(
-        infra["metadata"]["annotations"][annotations::LAST_KNOWN_STATE],
-        "dm0gNw=="
+        infra["metadata"]["annotations"][annotations::ADOPT],
+        r#"{"kubernetes.io/cluster":"old","lastKnownState":"dm0gNw=="}"#
     );
 }
 

@@ -19,6 +19,8 @@ use super::source::{condition, text};
 use super::write::{self, OF_INFRA_MACHINES, differences_at, is_made_from, marker, read};
 use capcmi::api::{self, annotations, cluster_api, conditions, labels};
 use capcmi::apiserver::dynamic;
+use capcmi::identity::{InvalidRecord, VmRecord};
+use cmi_driver::ProviderSpec;
 
 /// The answer of the driver about the VM of a Machine of machine-controller-manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -141,12 +143,17 @@ impl MigratedObjects {
 
     /// The applied provider spec of an InfraMachine that exists: its tags are those by which the provider
     /// knows the VM.
-    pub fn applied_spec(&self, object: &Object) -> Option<&str> {
-        let applied = self
-            .get(object)?
-            .annotations()
-            .get(annotations::APPLIED_PROVIDER_SPEC);
-        applied.map(String::as_str)
+    ///
+    /// # Errors
+    /// The record can't be read.
+    pub fn applied_spec(&self, object: &Object) -> Result<Option<ProviderSpec>, InvalidRecord> {
+        let Some(found) = self.get(object) else {
+            return Ok(None);
+        };
+        let record = VmRecord::of_metadata(&found.metadata)?;
+        Ok(record
+            .and_then(|record| record.made_from)
+            .map(|made| made.provider_spec))
     }
 
     /// Whether neither an object of the migration nor a mark of it is left.

@@ -16,11 +16,10 @@ fn asked() -> MachineFixture {
 
 /// As the confirmation leaves it.
 fn confirmed() -> MachineFixture {
-    let applied = serde_json::to_string(&old_spec(&json!({"size": "s"}))).unwrap();
     asked()
-        .identified()
-        .annotated(annotations::APPLIED_PROVIDER_SPEC, &applied)
-        .annotated(annotations::ADOPTED, "sim://9")
+        .known("sim://9")
+        .record(|record| record.adopted = true)
+        .made_from(&old_spec(&json!({"size": "s"})))
 }
 
 fn old_spec(spec: &serde_json::Value) -> ProviderSpec {
@@ -45,21 +44,25 @@ fn a_vm_is_looked_up_by_its_id_and_the_tags_that_it_carries_without_bootstrap_da
         assert_eq!(plan.required_policy_check(), RequiredPolicyCheck::Fresh);
         let plan = adopt(plan);
         assert_eq!(plan.look_up, old_spec(&json!({"size": "s"})));
-        assert_eq!(plan.ownership.applied.as_ref(), Some(&plan.look_up));
-        assert_eq!(plan.ownership.vm_existence, VmExistence::MayExist);
-        assert_eq!(plan.ownership.adopted.as_ref(), Some(&plan.provider_id));
+        let made = plan.record.made_from.unwrap();
+        assert_eq!(made.provider_spec, plan.look_up);
+        assert_eq!(plan.record.state, VmState::Exists { unanswered: None });
+        assert!(plan.record.adopted);
         assert_eq!(plan.provider_id.as_str(), "sim://9");
-        assert!(!plan.is_confirmed);
     }
 }
 
 #[test]
-fn adoption_records_driver_and_secret_with_the_identity() {
-    for (machine, secret) in [(asked(), ""), (asked().secret("a"), "a")] {
-        let ownership = adopt(world().plan(machine)).ownership;
-        assert_eq!(ownership.secret.as_deref(), Some(secret));
-        assert_eq!(ownership.driver.as_deref(), Some("pool"));
+fn adoption_records_driver_secret_and_the_state_that_the_administrator_gives() {
+    for (machine, secret) in [(asked(), None), (asked().secret("a"), Some("a"))] {
+        let record = adopt(world().plan(machine)).record;
+        let made = record.made_from.unwrap();
+        assert_eq!((made.driver.as_str(), made.secret.as_deref()), ("pool", secret));
+        assert_eq!(record.last_known_state, None);
     }
+    let with_state = r#"{"kubernetes.io/cluster": "old", "lastKnownState": "czE="}"#;
+    let record = adopt(world().plan(asked().annotated(annotations::ADOPT, with_state))).record;
+    assert_eq!(record.last_known_state.unwrap().as_bytes(), b"s1");
 }
 
 #[test]
@@ -79,6 +82,11 @@ fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_take_over() {
         (
             world(),
             asked().annotated(annotations::ADOPT, "yes"),
+            reason::ADOPTION_INVALID,
+        ),
+        (
+            world(),
+            asked().annotated(annotations::ADOPT, r#"{"lastKnownState": "no base64"}"#),
             reason::ADOPTION_INVALID,
         ),
         (
@@ -106,7 +114,7 @@ fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_take_over() {
         let block = blocked(world.plan(machine));
         assert_eq!((block.condition, block.reason), (conditions::READY, expected));
         assert!(
-            block.ownership.is_none(),
+            block.record.is_none(),
             "it takes over a VM that no driver has confirmed"
         );
     }
@@ -123,16 +131,18 @@ fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_take_over() {
     let Plan::Outcome(Outcome::Requeue(_)) = unknown.plan(asked()) else {
         panic!("others may name the VM that are not cached either");
     };
-    assert!(adopt(unknown.plan(confirmed())).is_confirmed);
+    refresh(unknown.plan(confirmed()));
 }
 
-/// The VM of a create that was not answered, or what one that was refused has left, is still the machine's;
-/// and an id that was never confirmed is not, whatever else is written down.
+/// The VM of a create that was not answered, or what one that was refused has left, is still the machine's.
 #[test]
 fn an_object_that_a_create_was_issued_for_adopts_no_vm() {
-    let noted = |note| machine().identified().annotated(annotations::VM_EXISTENCE, note);
-    for note in ["may-exist", "refused"] {
-        let annotated = noted(note).annotated(annotations::ADOPT, OLD);
+    let issued = VmState::Creating {
+        issued: now(),
+        several: false,
+    };
+    for state in [issued, VmState::Refused] {
+        let annotated = machine().recorded(state).annotated(annotations::ADOPT, OLD);
         for (machine, remedy) in [
             (annotated.clone(), "remove the annotation"),
             (
@@ -150,18 +160,22 @@ fn an_object_that_a_create_was_issued_for_adopts_no_vm() {
             );
         }
     }
-    let other = confirmed().provider_id("sim://8");
-    assert_eq!(
-        reason_of(world().plan(other)),
-        (conditions::READY, reason::ADOPTION_INVALID)
-    );
     adopt(
         world().plan(
-            noted("none")
+            machine()
+                .recorded(VmState::None)
                 .annotated(annotations::ADOPT, OLD)
                 .provider_id("sim://9"),
         ),
     );
+}
+
+#[track_caller]
+fn refresh(plan: Plan) -> Refresh {
+    match plan {
+        Plan::Execute(Step::Refresh(plan)) => *plan,
+        other => panic!("expected a look-up, got {other:?}"),
+    }
 }
 
 /// A process that ended after the confirmation, and a move, which loses the status.
@@ -172,13 +186,12 @@ fn a_vm_that_was_confirmed_before_is_looked_up_as_it_was_then_and_never_made() {
         confirmed().annotated(annotations::ADOPT, "broken"),
         confirmed().spec(&json!({"size": "xl"})),
     ] {
-        let plan = adopt(
+        let plan = refresh(
             world()
                 .conflicting_with("ns2/m7")
                 .without_bootstrap()
                 .plan(machine),
         );
-        assert!(plan.is_confirmed);
         assert_eq!(plan.look_up, old_spec(&json!({"size": "s"})));
     }
 }
@@ -192,8 +205,6 @@ fn a_failed_look_up_is_waited_for() {
 #[test]
 fn an_adopted_vm_is_up_to_date_by_its_old_tags() {
     let up = confirmed().provisioned().provider_id("sim://9");
-    let applied = serde_json::to_string(&old_spec(&json!({"size": "s"}))).unwrap();
-    let up = up.annotated(annotations::APPLIED_PROVIDER_SPEC, &applied);
     for machine in [up.clone(), up.clone().without(annotations::ADOPT)] {
         let plan = world().plan(machine);
         let Plan::Outcome(Outcome::UpToDate { not_updatable, .. }) = plan else {
@@ -224,10 +235,7 @@ fn an_adopted_vm_gets_the_identity_that_it_lacks_where_the_driver_can_add_it() {
     };
     let applied = |spec: &ProviderSpec| {
         let up = confirmed().provisioned().provider_id("sim://9");
-        up.annotated(
-            annotations::APPLIED_PROVIDER_SPEC,
-            &serde_json::to_string(spec).unwrap(),
-        )
+        up.made_from(spec)
     };
     let adding = || world().capabilities(|all| all.hot_updatable = vec![all.machine_tag_path()]);
     let old = old_spec(&json!({"size": "s"}));
@@ -260,16 +268,11 @@ fn an_adopted_vm_gets_the_identity_that_it_lacks_where_the_driver_can_add_it() {
 #[test]
 fn an_adopted_vm_whose_tags_cannot_be_told_is_not_changed() {
     let elsewhere = || world().capabilities(|all| all.tag_path = "/meta/labels".parse().unwrap());
-    let applied = serde_json::to_string(&old_spec(&json!({"size": "s"}))).unwrap();
-    let up = confirmed()
-        .provisioned()
-        .provider_id("sim://9")
-        .annotated(annotations::APPLIED_PROVIDER_SPEC, &applied);
+    let up = confirmed().provisioned().provider_id("sim://9");
     for machine in [
         up.clone(),
         up.clone().without(annotations::ADOPT),
-        up.clone().spec(&json!({"size": "xl"})),
-        up.without(annotations::APPLIED_PROVIDER_SPEC),
+        up.spec(&json!({"size": "xl"})),
     ] {
         let plan = elsewhere().plan(machine);
         let Plan::Outcome(Outcome::Refused { invalid, .. }) = plan else {
@@ -287,13 +290,8 @@ fn a_vm_that_was_never_confirmed_is_left_alone_when_its_machine_is_deleted() {
             Plan::Outcome(Outcome::RemoveFinalizer(RemovalReason::NeverCreated))
         )
     };
-    let held = |note: &str| {
-        asked()
-            .identified()
-            .annotated(annotations::VM_EXISTENCE, note)
-            .deleted_at(now())
-    };
-    assert!(released(world().plan(held("none"))));
+    let held = asked().recorded(VmState::None).deleted_at(now());
+    assert!(released(world().plan(held)));
     assert_left(&world(), asked().deleted_at(now()));
     let Plan::Execute(Step::Delete(delete)) = world().plan(confirmed().deleted_at(now())) else {
         panic!("a confirmed VM goes with its machine");
@@ -309,13 +307,12 @@ fn what_a_create_may_have_made_is_deleted_though_an_adoption_was_asked_for_since
         Plan::Execute(Step::Delete(delete)) => *delete,
         other => panic!("expected a deletion, got {other:?}"),
     };
-    for (note, refused) in [("may-exist", false), ("refused", true)] {
-        let issued = || {
-            machine()
-                .identified()
-                .annotated(annotations::VM_EXISTENCE, note)
-                .annotated(annotations::ADOPT, OLD)
-        };
+    let issued = VmState::Creating {
+        issued: now(),
+        several: false,
+    };
+    for (state, refused) in [(issued, false), (VmState::Refused, true)] {
+        let issued = || machine().recorded(state).annotated(annotations::ADOPT, OLD);
         for machine in [issued(), issued().provider_id("sim://9")] {
             let delete = deletion(machine);
             assert_eq!((delete.provider_id, delete.refused), (None, refused));
@@ -331,10 +328,4 @@ fn what_a_create_may_have_made_is_deleted_though_an_adoption_was_asked_for_since
             );
         }
     }
-    let renamed = deletion(confirmed().provider_id("sim://8"));
-    assert_eq!(
-        renamed.provider_id.unwrap().as_str(),
-        "sim://9",
-        "the one that was confirmed"
-    );
 }

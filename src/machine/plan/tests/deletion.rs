@@ -16,9 +16,13 @@ fn deleted() -> MachineFixture {
     machine().identified().deleted_at(now())
 }
 
+fn known() -> MachineFixture {
+    machine().known("sim://1").deleted_at(now())
+}
+
 #[test]
 fn a_vm_is_deleted_with_the_spec_that_it_was_made_from() {
-    let plan = delete(world().plan(deleted().spec(&json!({"size": "l"})).provider_id("sim://1")));
+    let plan = delete(world().plan(known().spec(&json!({"size": "l"}))));
     assert_eq!(plan.spec, tagged(&json!({"size": "s"})));
     assert_eq!(plan.provider_id.unwrap().as_str(), "sim://1");
 }
@@ -59,7 +63,7 @@ fn what_clusterctl_moves_away_is_left_though_no_pause_is_seen() {
         world().without_cluster(),
         world().driver_not_configured(),
     ] {
-        let lost = moved().provider_id("sim://1").without(annotations::MACHINE_ID);
+        let lost = moved().provider_id("sim://1").without_record();
         for fixture in [moved(), lost] {
             let plan = world.plan(fixture);
             assert_eq!(plan, Outcome::Requeue(Duration::from_mins(1)));
@@ -81,7 +85,7 @@ fn a_deletion_that_a_mark_of_clusterctl_keeps_says_so_after_a_minute() {
     let marked = || deleted().annotated(annotations::DELETE_FOR_MOVE, "");
     for world in [world(), world().paused(), world().without_cluster()] {
         let world = world.seconds_later(60);
-        for fixture in [marked(), marked().without(annotations::MACHINE_ID)] {
+        for fixture in [marked(), marked().without_record()] {
             let block = blocked(world.plan(fixture));
             let said = (block.condition, block.reason);
             assert_eq!(said, (conditions::DELETING, reason::DELETE_FOR_MOVE));
@@ -121,8 +125,8 @@ fn a_deletion_that_only_other_finalizers_keep_names_them() {
 fn force_lets_a_machine_go_whatever_is_known_of_it() {
     for fixture in [
         deleted(),
-        deleted().without(annotations::MACHINE_ID),
-        deleted().without(annotations::APPLIED_PROVIDER_SPEC),
+        deleted().without_record(),
+        deleted().with_copied_record(),
     ] {
         let forced = fixture.annotated(annotations::FORCE_DELETE, "true");
         assert_eq!(
@@ -137,9 +141,9 @@ fn force_lets_a_machine_go_whatever_is_known_of_it() {
 fn a_vm_is_not_deleted_in_the_name_of_another_machine() {
     let foreign = (conditions::DELETING, reason::FOREIGN_IDENTITY);
     for fixture in [
-        deleted().without(annotations::MACHINE_ID),
-        deleted().annotated(annotations::MACHINE_ID, "ns1/other/u-9"),
-        deleted().without(annotations::APPLIED_PROVIDER_SPEC),
+        deleted().without_record(),
+        deleted().with_copied_record(),
+        deleted().annotated(annotations::VM_RECORD, "{"),
     ] {
         let block = blocked(world().plan(fixture));
         assert_eq!((block.condition, block.reason), foreign);
@@ -153,20 +157,13 @@ fn a_vm_is_not_deleted_in_the_name_of_another_machine() {
 
 #[test]
 fn what_was_never_created_goes_without_a_call() {
-    let never = deleted().annotated(annotations::VM_EXISTENCE, "none");
-    assert_eq!(
-        world().capabilities_unknown().plan(never),
-        Outcome::RemoveFinalizer(RemovalReason::NeverCreated)
-    );
-}
-
-#[test]
-fn a_lost_note_or_one_that_an_id_contradicts_is_no_proof_that_there_is_no_vm() {
-    delete(world().plan(deleted().without(annotations::VM_EXISTENCE)));
-    let contradicted = deleted()
-        .annotated(annotations::VM_EXISTENCE, "none")
-        .provider_id("sim://1");
-    delete(world().plan(contradicted));
+    let never = machine().recorded(VmState::None).deleted_at(now());
+    for never in [never.clone(), never.provider_id("sim://1")] {
+        assert_eq!(
+            world().capabilities_unknown().plan(never),
+            Outcome::RemoveFinalizer(RemovalReason::NeverCreated)
+        );
+    }
 }
 
 #[test]
@@ -184,12 +181,21 @@ fn a_deletion_waits_for_its_driver_to_be_configured() {
     );
 }
 
+fn shutting_down(seconds: i64) -> MachineFixture {
+    machine()
+        .recorded(VmState::ShuttingDown {
+            accepted: at(seconds),
+            unanswered: None,
+        })
+        .provider_id("sim://1")
+        .deleted_at(now())
+}
+
 /// An outage, a pause or a queue that is longer than the guest's time must not take it away.
 #[test]
 fn the_guests_time_runs_from_when_the_driver_accepted_to_shut_it_down() {
     let shut_down = |seconds, fixture| delete(world().seconds_later(seconds).plan(fixture)).shut_down;
-    let accepted =
-        |seconds: i64| deleted().annotated(annotations::SHUT_DOWN_ACCEPTED_AT, &at(seconds).to_string());
+    let accepted = |seconds| shutting_down(seconds);
     let asked = shut_down(86_400, deleted()).unwrap();
     assert_eq!((asked.accepted, asked.left(at(86_400)).as_secs()), (None, 60));
     let left = |seconds, fixture| shut_down(seconds, fixture).map(|given| given.left(at(seconds)).as_secs());
@@ -200,8 +206,6 @@ fn the_guests_time_runs_from_when_the_driver_accepted_to_shut_it_down() {
         None,
         "after a clock was set back, the driver is asked anew"
     );
-    let garbled = deleted().annotated(annotations::SHUT_DOWN_ACCEPTED_AT, "soon");
-    assert_eq!(left(0, garbled), Some(60));
     let mut at_once = deleted().build();
     at_once.spec.shutdown_timeout_seconds = Some(0);
     assert_eq!(shut_down(0, at_once.into()), None);
@@ -233,9 +237,23 @@ fn after_the_guests_time_and_four_failures_in_a_row_a_shut_down_has_its_last_try
     );
 }
 
+/// A machine for which creates were issued at these times and never answered.
 fn issued(seconds: &[i64]) -> MachineFixture {
-    let times: Vec<_> = seconds.iter().map(|second| at(*second).to_string()).collect();
-    deleted().annotated(annotations::CREATE_ISSUED_AT, &times.join(","))
+    machine()
+        .recorded(VmState::Creating {
+            issued: at(seconds.iter().copied().max().unwrap()),
+            several: seconds.len() > 1,
+        })
+        .deleted_at(now())
+}
+
+/// A machine whose VM is known, and for which one more create was issued at this time.
+fn known_beside(seconds: i64) -> MachineFixture {
+    let unanswered = Some(at(seconds));
+    machine()
+        .recorded(VmState::Exists { unanswered })
+        .provider_id("sim://1")
+        .deleted_at(now())
 }
 
 /// A cancelled call need not stop a back end.
@@ -248,7 +266,7 @@ fn after_a_create_that_was_never_answered_an_absent_vm_is_looked_for_until_it_ca
     let after = |seconds: i64| world().seconds_later(600 + seconds);
     let noted = pending_create(after(20), issued(&[0])).unwrap();
     let latest = at(0) + GIVEN_UP_AFTER + SETTLE;
-    assert_eq!((noted.issued, noted.time), (Some((at(0), latest)), SETTLE));
+    assert_eq!((noted.issued, noted.latest, noted.time), (at(0), latest, SETTLE));
     assert_eq!(left(after(20), issued(&[0])), Some(40));
     assert_eq!(left(after(60), issued(&[0])), None);
     assert_eq!(left(after(60), issued(&[0, 30])), Some(30), "the latest counts");
@@ -257,14 +275,8 @@ fn after_a_create_that_was_never_answered_an_absent_vm_is_looked_for_until_it_ca
         Some(60),
         "it may have been under way until now"
     );
-    let known = |fixture: MachineFixture| fixture.provider_id("sim://1");
-    assert_eq!(
-        left(after(20), known(issued(&[0]))),
-        Some(40),
-        "it may make another"
-    );
-    let later = |seconds| world().seconds_later(seconds);
-    assert_eq!(left(later(0), known(deleted())), None, "it was answered");
+    assert_eq!(left(after(20), known_beside(0)), Some(40), "it may make another");
+    assert_eq!(left(world(), known()), None, "it was answered");
 }
 
 #[test]
@@ -327,35 +339,10 @@ proptest::proptest! {
     }
 }
 
-/// Objects from before creates were noted with their time.
-#[test]
-fn a_create_of_an_unknown_time_is_counted_from_when_the_vm_is_first_absent() {
-    let garbled = || {
-        deleted()
-            .annotated(annotations::CREATE_ISSUED_AT, "soon")
-            .provider_id("sim://1")
-    };
-    for fixture in [deleted(), garbled()] {
-        let pending_create =
-            |world: World| delete(world.seconds_later(86_400).plan(fixture.clone())).pending_create;
-        let first = pending_create(world()).unwrap();
-        assert_eq!((first.issued, first.left), (None, SETTLE));
-        assert_eq!(pending_create(world().absent_for(45)).unwrap().left.as_secs(), 15);
-        assert_eq!(pending_create(world().absent_for(60)), None);
-    }
-}
-
 #[test]
 fn another_vm_is_looked_for_only_where_a_create_may_have_made_one() {
-    assert!(
-        delete(
-            world()
-                .seconds_later(86_400)
-                .plan(issued(&[0]).provider_id("sim://1"))
-        )
-        .may_have_second_vm
-    );
-    assert!(!delete(world().plan(deleted().provider_id("sim://1"))).may_have_second_vm);
+    assert!(delete(world().seconds_later(86_400).plan(known_beside(0))).may_have_second_vm);
+    assert!(!delete(world().plan(known())).may_have_second_vm);
     assert!(
         !delete(world().plan(issued(&[0]))).may_have_second_vm,
         "any VM of the machine is looked for anyway"
@@ -365,7 +352,7 @@ fn another_vm_is_looked_for_only_where_a_create_may_have_made_one() {
 /// A disk may have been made before the spec was refused.
 #[test]
 fn what_a_refused_create_may_have_left_is_deleted_where_the_driver_is_there() {
-    let refused = || deleted().annotated(annotations::VM_EXISTENCE, "refused");
+    let refused = || machine().recorded(VmState::Refused).deleted_at(now());
     let plan = delete(world().plan(refused()));
     assert!(plan.refused);
     assert_eq!(
@@ -376,10 +363,6 @@ fn what_a_refused_create_may_have_left_is_deleted_where_the_driver_is_there() {
     assert_eq!(
         world().driver_not_configured().plan(refused()),
         Outcome::RemoveFinalizer(RemovalReason::NeverCreated)
-    );
-    assert!(
-        !delete(world().plan(refused().provider_id("sim://1"))).refused,
-        "an id is a VM"
     );
     assert!(!delete(world().plan(deleted())).refused);
 }
@@ -395,7 +378,7 @@ fn the_longer_a_vm_takes_to_go_the_rarer_it_is_asked_after() {
     };
     let paced = [-100, 0, 40, 100, 100_000].map(|seconds| requeue_after(world(), seconds));
     assert_eq!(paced, [5, 5, 10, 25, 60]);
-    let accepted = deleted().annotated(annotations::SHUT_DOWN_ACCEPTED_AT, &at(0).to_string());
+    let accepted = shutting_down(0);
     let while_it_stops = |seconds| {
         delete(world().seconds_later(seconds).plan(accepted.clone()))
             .requeue_after

@@ -33,12 +33,19 @@ fn larger() -> MachineFixture {
 }
 
 fn half_updated(seconds: i64) -> MachineFixture {
-    machine().provisioned().failed(
+    updating().failed(
         OperationType::Update,
         Operation::UpdateMachine,
         Code::Internal,
         seconds,
     )
+}
+
+/// An update was issued, and nothing is known of its end.
+fn updating() -> MachineFixture {
+    machine()
+        .provisioned()
+        .recorded(VmState::Updating { unanswered: None })
 }
 
 #[test]
@@ -65,12 +72,7 @@ fn a_vm_outlives_the_reasons_that_it_waited_for() {
 fn provisioned_without_an_id_is_left() {
     let mut fixture = machine().provisioned().build();
     fixture.spec.provider_id = None;
-    fixture.metadata.annotations = machine().identified().build().metadata.annotations;
-    let plan = world().plan(
-        machine()
-            .identified()
-            .status(|status| *status = fixture.status.unwrap()),
-    );
+    let plan = world().plan(fixture.into());
     assert!(matches!(plan, Plan::Outcome(Outcome::NoOp(_))), "{plan:?}");
 }
 
@@ -159,10 +161,6 @@ fn an_update_in_place_that_changes_nothing_of_the_vm_is_reported_as_done_and_onc
         updated_in_place(fixture).annotated(annotations::IN_PLACE_UPDATE, "u-1/2/requested")
     };
     update(world().remembering(0).plan(requested(half_updated(0))));
-    let unknown = machine()
-        .provisioned()
-        .without(annotations::APPLIED_PROVIDER_SPEC);
-    update(world().plan(requested(unknown)));
 }
 
 /// That its update is another extension's does not hide that it is gone.
@@ -177,22 +175,8 @@ fn a_vm_that_another_extension_updates_is_still_asked_after() {
 fn an_update_that_was_cut_short_is_finished_though_the_spec_went_back() {
     let plan = update(world().remembering(0).plan(half_updated(40)));
     assert_eq!(plan.applied, plan.wanted);
-    let announced =
-        machine()
-            .provisioned()
-            .failed(OperationType::Update, Operation::UpdateMachine, Code::Internal, 0);
-    let processing = announced.status(|status| {
-        if let Some(last) = &mut status.last_operation {
-            last.state = OperationState::Processing;
-            last.next_retry_time = None;
-        }
-    });
-    update(world().plan(processing));
     // A move leaves the status behind.
-    let moved = machine()
-        .provisioned()
-        .annotated(annotations::UPDATE_ISSUED, "true");
-    update(world().plan(moved));
+    update(world().plan(updating()));
 }
 
 #[test]
@@ -310,7 +294,7 @@ fn what_keeps_the_driver_from_being_called_is_not_said_of_a_vm_that_was_ready() 
         reason_of(world().driver_not_configured().plan(machine().provisioned())),
         (conditions::DRIVER_REACHABLE, reason::DRIVER_NOT_CONFIGURED)
     );
-    let finalizer_missing = machine().provisioned().without(annotations::MACHINE_ID);
+    let finalizer_missing = machine().provisioned().without_record();
     assert_eq!(
         reason_of(world().plan(finalizer_missing)),
         (conditions::DRIVER_REACHABLE, reason::FOREIGN_PROVIDER_ID)
@@ -347,10 +331,14 @@ fn a_vm_is_not_asked_after_for_an_initialization_that_the_driver_does_not_offer(
     };
     let lacking = |before| world().unable_to(Operation::InitializeMachine, before);
     assert_eq!(lacking(0).plan(uninitialized()), kept(true, None));
-    assert!(refresh(lacking(1).plan(uninitialized())).may_initialize);
+    assert_eq!(
+        refresh(lacking(1).plan(uninitialized())).initialize,
+        Initialize::OnRequest
+    );
     let missed = refresh(lacking(0).refresh().plan(uninitialized()));
-    assert!(
-        !missed.may_initialize,
+    assert_eq!(
+        missed.initialize,
+        Initialize::Never,
         "whether it is there can be asked all the same"
     );
 }

@@ -10,6 +10,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::admission::EnforcementEpoch;
 use crate::api::{ObjectMetaExt as _, labels};
+use crate::identity::fixtures::existing;
 use crate::orphans::DeletionLog;
 
 /// What happens next.
@@ -199,7 +200,9 @@ impl World {
                 let id = identity_of(machine);
                 impostor.metadata.name = Some("impostor".to_owned());
                 impostor.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-                let forged = (annotations::MACHINE_ID.to_owned(), format!("ns/impostor/{id}"));
+                let made = json!({"driver": "pool", "providerSpec": {}});
+                let forged = existing(&format!("ns/impostor/{id}"), &made);
+                let forged = (annotations::VM_RECORD.to_owned(), forged);
                 impostor.metadata.annotations = Some([forged].into());
                 let (impostor, during) = (DeserializeGuard(Ok(impostor)), Some(world.now()));
                 world
@@ -236,8 +239,10 @@ impl World {
         let object = json!({
             "metadata": {
                 "namespace": "ns", "name": name, "uid": id, "labels": {labels::CLUSTER_NAME: "c"},
-                "annotations": {
-                    annotations::MACHINE_ID: format!("ns/{name}/{id}"), annotations::CLUSTER_ID: "c-1"},
+                "annotations": {annotations::VM_RECORD: existing(
+                    &format!("ns/{name}/{id}"),
+                    &json!({"driver": "pool", "providerSpec": {}}),
+                )},
             },
             "spec": {"providerSpec": {}},
         });

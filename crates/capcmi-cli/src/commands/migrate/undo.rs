@@ -14,11 +14,10 @@ use crate::commands::drivers;
 use crate::migration::plan::{Destination, Migration, Object};
 use crate::migration::source::text;
 use crate::migration::undo::{self, MigratedObjects, Vm};
-use capcmi::api::annotations;
 use capcmi::cli::terminal::print_line;
 use capcmi::cli::{CommandError, ResultExt as _};
 use capcmi::configured_driver::{ConfiguredDriver, ObservedVm, Priority};
-use cmi_driver::{MachineClass, MachineRef, ProviderSpec};
+use cmi_driver::{MachineClass, MachineRef};
 
 /// The inputs of an undo.
 pub(super) struct Undo<'a> {
@@ -123,8 +122,9 @@ impl Undo<'_> {
         let mut classes = self.migration.classes.iter();
         let class = classes.find(|class| class.key.name == from);
         let mut mcm_class = class.map(|class| class.mcm_class.clone()).unwrap_or_default();
-        if let Some(applied) = remains.applied_spec(object) {
-            mcm_class.provider_spec = parsed(applied)?;
+        let applied = remains.applied_spec(object).map_err(|error| error.to_string())?;
+        if let Some(applied) = applied {
+            mcm_class.provider_spec = applied;
         }
         Ok(mcm_class)
     }
@@ -161,16 +161,6 @@ impl Undo<'_> {
     }
 }
 
-/// Parses the applied provider spec in the annotation of an InfraMachine.
-fn parsed(applied: &str) -> Result<ProviderSpec, String> {
-    serde_json::from_str(applied).map_err(|error| {
-        format!(
-            "cannot read annotation {}: {error}",
-            annotations::APPLIED_PROVIDER_SPEC
-        )
-    })
-}
-
 /// Adds the driver's own credentials where the class has none, as a reconcile does.
 async fn with_credentials(
     driver: &ConfiguredDriver,
@@ -199,21 +189,5 @@ async fn observe(driver: &ConfiguredDriver, object: &Object, class: MachineClass
         Vm::Present
     } else {
         Vm::Unknown(format!("the driver reports VM {found}, expected {id}"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Else the VM would be looked for by another spec, and might not be seen.
-    #[test]
-    fn an_applied_spec_that_can_not_be_read_does_not_count_as_absent() {
-        assert!(parsed(r#"{"cpus": 2}"#).is_ok());
-        let why = parsed("{").unwrap_err();
-        assert!(
-            why.starts_with("cannot read annotation infrastructure.capcmi.io/applied-provider-spec: "),
-            "{why}"
-        );
     }
 }

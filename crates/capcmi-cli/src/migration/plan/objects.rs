@@ -116,14 +116,13 @@ pub fn machine_objects(
     infra["metadata"]["annotations"]["cluster.x-k8s.io/cloned-from-name"] = json!(machine.spec.class.name);
     infra["metadata"]["annotations"]["cluster.x-k8s.io/cloned-from-groupkind"] =
         json!(format!("InfraMachineTemplate.{}", api::GROUP));
-    infra["metadata"]["annotations"][annotations::ADOPT] =
-        json!(Value::Object(class.carried.clone()).to_string());
+    let mut carried = class.carried.clone();
     // A driver that finds its VMs by the state that it asked to be kept would not find this VM without it.
     let state = machine.status.last_known_state.as_bytes();
     if let Some(state) = LastKnownState::new(state.to_vec()) {
-        let (key, value) = identity::last_known_state_annotation(&state);
-        infra["metadata"]["annotations"][key] = json!(value);
+        carried.insert("lastKnownState".to_owned(), json!(identity::encoded(&state)));
     }
+    infra["metadata"]["annotations"][annotations::ADOPT] = json!(Value::Object(carried).to_string());
     if let Some(credentials) = &class.credentials {
         infra["spec"]["secretRef"] = json!({"name": credentials});
     }

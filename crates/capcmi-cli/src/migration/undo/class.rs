@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use kube::api::ListParams;
+use kube::api::{DynamicObject, ListParams};
 use kube::{Client, ResourceExt as _};
 
 use super::{delete_found, list};
@@ -10,7 +10,7 @@ use crate::migration::error::WriteError;
 use crate::migration::plan::{Class, Destination, Object};
 use crate::migration::source::text;
 use crate::migration::write::{is_made_from, read};
-use capcmi::api::annotations;
+use capcmi::identity::VmRecord;
 
 /// Deletes the template and Secrets of a class, except those that other objects use by now.
 pub(super) async fn drop_class(
@@ -79,8 +79,17 @@ async fn names_in_use(client: &Client, target: &Destination) -> Result<BTreeSet<
             ] {
                 used.insert(text(&found.data, place));
             }
-            used.extend(found.annotations().get(annotations::SECRET).cloned());
+            used.extend(recorded_secret(&found)?);
         }
     }
     Ok(used)
+}
+
+/// Returns the Secret that the VM of an object was made with.
+fn recorded_secret(object: &DynamicObject) -> Result<Option<String>, WriteError> {
+    let record = VmRecord::carried_by(&object.metadata).map_err(|source| WriteError::Record {
+        name: object.name_any(),
+        source,
+    })?;
+    Ok(record.and_then(|record| record.made_from?.secret))
 }

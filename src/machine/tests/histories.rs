@@ -1,0 +1,513 @@
+//! Random histories of one machine. The process ends at any await point. Writes and calls are lost, before or
+//! after they were carried out. Caches are behind, and objects are moved and restored. The back end carries
+//! out creates late.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::{Request, Response};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::client::{Body, Client};
+use proptest::prelude::*;
+use tokio::runtime::Builder;
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep};
+
+use super::super::fakes::Server;
+use super::super::fixtures::machine;
+use super::super::{Context, reconcile};
+use crate::api::DeserializeGuard;
+use crate::api::annotations;
+use crate::api::cluster_api::{
+    Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
+    ObjectReference,
+};
+use crate::api::v1alpha1::InfraMachine;
+use crate::configured_driver::{ConfiguredDriver, Limits, Namespaces, Settings};
+use crate::identity;
+use crate::leadership::Leadership;
+use crate::metrics::Metrics;
+use crate::wall_clock;
+use cmi_driver::{
+    Capabilities, Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
+    DeleteMachineResponse, Driver, GetMachineStatusRequest, Operation, PluginInfo, ProviderId, Readiness,
+    Result, ShutDownMachineRequest, ShutDownMachineResponse, Status, UpdateMachineRequest,
+};
+
+/// How long the back end may take to carry out a create after its call has ended.
+const SETTLE: Duration = Duration::from_mins(1);
+
+/// The fate of the next write to the API server, or of the next call to the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// It never arrives.
+    Lost,
+    /// It is carried out, and the answer never arrives.
+    Unanswered,
+    /// It is carried out later, and the answer never arrives. For a create.
+    Late,
+    /// It is refused for good.
+    Refused,
+    /// It is refused for now.
+    Exhausted,
+}
+
+/// An act in a history.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    /// A reconcile. With a number, the process ends after so many polls.
+    Reconcile(Option<u8>),
+    /// A reconcile of a process that has just started, whose cache has the object of so many writes ago.
+    StaleReconcile(u8),
+    /// The fate of the next write to the API server.
+    Write(Fate),
+    /// The fate of the next call that changes a VM.
+    Call(Fate),
+    /// The back end carries out the creates that it is late with.
+    CarryOut,
+    /// The spec changes.
+    Respecify,
+    /// clusterctl moves the object, which loses its status, when nothing blocks it.
+    Move,
+    /// A backup is restored of the object as it was so many writes ago, without finalizers and status.
+    Restore(u8),
+    /// Time passes, in seconds.
+    Wait(u16),
+    /// The deletion is requested.
+    Delete,
+}
+
+fn acts() -> impl Strategy<Value = Vec<Act>> {
+    let fate = prop_oneof![
+        Just(Fate::Lost),
+        Just(Fate::Unanswered),
+        Just(Fate::Late),
+        Just(Fate::Refused),
+        Just(Fate::Exhausted),
+    ];
+    let act = prop_oneof![
+        6 => Just(Act::Reconcile(None)),
+        6 => (0u8..40).prop_map(|polls| Act::Reconcile(Some(polls))),
+        2 => (1u8..4).prop_map(Act::StaleReconcile),
+        3 => fate.clone().prop_map(Act::Write),
+        4 => fate.prop_map(Act::Call),
+        2 => Just(Act::CarryOut),
+        1 => Just(Act::Respecify),
+        1 => Just(Act::Move),
+        1 => (1u8..4).prop_map(Act::Restore),
+        3 => (1u16..900).prop_map(Act::Wait),
+        1 => Just(Act::Delete),
+    ];
+    prop::collection::vec(act, 1..30)
+}
+
+/// A back end, which outlives every process of the provider.
+#[derive(Clone, Default)]
+struct BackEnd(Arc<Mutex<Vms>>);
+
+#[derive(Default)]
+struct Vms {
+    there: Vec<ProviderId>,
+    /// The creates that are carried out later, each with the end of its call.
+    late: Vec<Arc<Mutex<Option<Instant>>>>,
+    made: usize,
+    next: Option<Fate>,
+    /// A broken promise.
+    broken: Option<String>,
+}
+
+impl Vms {
+    fn make(&mut self) -> ProviderId {
+        self.made += 1;
+        let id: ProviderId = format!("sim://{}", self.made).parse().unwrap();
+        self.there.push(id.clone());
+        id
+    }
+
+    /// Carries out late creates, as far as they were issued recently enough.
+    fn carry_out(&mut self) {
+        let late = std::mem::take(&mut self.late);
+        for ended in late {
+            let ended = *ended.lock().unwrap();
+            if ended.is_none_or(|ended| ended.elapsed() < SETTLE) {
+                self.make();
+            }
+        }
+    }
+}
+
+/// The call of a create, which ends when it is answered, given up, or cut off with its process.
+struct CallOfCreate(Arc<Mutex<Option<Instant>>>);
+
+impl Drop for CallOfCreate {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap() = Some(Instant::now());
+    }
+}
+
+impl BackEnd {
+    /// Carries out a call that changes a VM, or lets it meet its fate.
+    async fn change<T>(&self, change: impl FnOnce(&mut Vms) -> Result<T>) -> Result<T> {
+        yield_now().await;
+        let fate = self.0.lock().unwrap().next.take();
+        let answer = match fate {
+            None => Some(change(&mut self.0.lock().unwrap())),
+            Some(Fate::Lost | Fate::Late) => None,
+            Some(Fate::Unanswered) => {
+                let _unseen = change(&mut self.0.lock().unwrap());
+                None
+            }
+            Some(Fate::Refused) => Some(Err(Status::new(Code::InvalidArgument, "no"))),
+            Some(Fate::Exhausted) => Some(Err(Status::new(Code::ResourceExhausted, "no room"))),
+        };
+        yield_now().await;
+        match answer {
+            Some(answer) => answer,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn driver(&self) -> ConfiguredDriver {
+        let settings = Settings {
+            credentials: None,
+            create_settle_time: Some(SETTLE),
+            name: "pool".to_owned(),
+            namespaces: Namespaces::All,
+            limits: Limits::default(),
+        };
+        let metrics = Arc::new(Metrics::new());
+        ConfiguredDriver::new(settings, Arc::new(self.clone()), Leadership::unelected(), metrics)
+    }
+}
+
+#[async_trait]
+impl Driver for BackEnd {
+    async fn get_plugin_info(&self) -> Result<PluginInfo> {
+        Err(Status::unimplemented(Operation::GetPluginInfo))
+    }
+
+    async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
+        use Operation::{GetMachineStatus, ShutDownMachine, UpdateMachine};
+        Ok(Capabilities {
+            operations: [GetMachineStatus, ShutDownMachine, UpdateMachine].into(),
+            hot_updatable: vec!["/size".parse().unwrap()],
+            ..Capabilities::minimal()
+        }
+        .into())
+    }
+
+    async fn probe(&self) -> Result<Readiness> {
+        Ok(Readiness::Ready)
+    }
+
+    async fn create_machine(&self, request: CreateMachineRequest) -> Result<cmi_driver::Machine> {
+        let call = CallOfCreate(Arc::default());
+        {
+            let mut vms = self.0.lock().unwrap();
+            if !vms.there.is_empty() {
+                vms.broken = Some(format!("a create while there is {:?}", vms.there));
+            }
+            if vms.next == Some(Fate::Late) {
+                vms.late.push(Arc::clone(&call.0));
+            }
+        }
+        let made = self.change(|vms| Ok(vms.make()));
+        Ok(cmi_driver::Machine::new(made.await?, request.machine.name))
+    }
+
+    async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
+        let meant = |id: &ProviderId| request.provider_id.as_ref().is_none_or(|meant| meant == id);
+        self.change(|vms| {
+            vms.there.retain(|id| !meant(id));
+            Ok(DeleteMachineResponse::default())
+        })
+        .await
+    }
+
+    async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<cmi_driver::Machine> {
+        yield_now().await;
+        let vms = self.0.lock().unwrap();
+        let found = match &request.provider_id {
+            Some(id) => vms.there.iter().find(|there| *there == id),
+            None => vms.there.first(),
+        };
+        let found = found.ok_or_else(|| Status::new(Code::NotFound, "there is none"))?;
+        Ok(cmi_driver::Machine::new(found.clone(), request.machine.name))
+    }
+
+    async fn shut_down_machine(&self, _: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
+        self.change(|_| Ok(ShutDownMachineResponse::default())).await
+    }
+
+    async fn update_machine(&self, _: UpdateMachineRequest) -> Result<()> {
+        self.change(|_| Ok(())).await
+    }
+}
+
+/// The world around the machine.
+struct World {
+    back_end: BackEnd,
+    server: Server,
+    next_write: Arc<Mutex<Option<Fate>>>,
+    /// The process of the provider.
+    ctx: Arc<Context>,
+    /// The object after each reconcile.
+    past: Vec<InfraMachine>,
+    uids: usize,
+}
+
+impl World {
+    fn new() -> Self {
+        let object = machine().configured_driver("pool").build();
+        let (back_end, server) = (BackEnd::default(), Server::with(&object));
+        let next_write = Arc::default();
+        let ctx = process(&server, &back_end, &next_write);
+        Self {
+            back_end,
+            server,
+            next_write,
+            ctx,
+            past: vec![object],
+            uids: 0,
+        }
+    }
+
+    fn restart(&mut self) {
+        self.ctx = process(&self.server, &self.back_end, &self.next_write);
+    }
+
+    async fn reconcile(&mut self, object: Arc<DeserializeGuard<InfraMachine>>, polls: Option<u8>) {
+        let mut left = polls;
+        let mut reconcile = pin!(reconcile(object, Arc::clone(&self.ctx)));
+        let ended = poll_fn(|context| match &mut left {
+            Some(0) => Poll::Ready(true),
+            left => {
+                if let Some(left) = left {
+                    *left -= 1;
+                }
+                reconcile.as_mut().poll(context).map(|_| false)
+            }
+        });
+        if ended.await {
+            self.restart();
+        }
+        if !self.is_gone() {
+            self.past.push(self.server.object());
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.server.is_gone()
+            || self.server.object().metadata.deletion_timestamp.is_some() && !self.server.is_kept()
+    }
+
+    /// The object as it was so many reconciles ago.
+    fn before(&self, ago: u8) -> InfraMachine {
+        let index = self.past.len().saturating_sub(1 + usize::from(ago));
+        self.past[index].clone()
+    }
+
+    /// Puts an object with another UID in place of this one, as clusterctl and a restore do.
+    fn replace(&mut self, mut object: InfraMachine) {
+        self.uids += 1;
+        object.metadata.uid = Some(format!("moved-{}", self.uids));
+        object.status = None;
+        self.server.replace(&object);
+        self.past = vec![self.server.object()];
+        self.restart();
+    }
+
+    async fn act(&mut self, act: Act) {
+        match act {
+            Act::Reconcile(polls) => {
+                let object = self.server.infra_machine();
+                self.reconcile(object, polls).await;
+            }
+            Act::StaleReconcile(ago) => {
+                let stale = self.before(ago);
+                self.restart();
+                self.reconcile(Arc::new(DeserializeGuard(Ok(stale))), None).await;
+            }
+            Act::Write(fate) => *self.next_write.lock().unwrap() = Some(fate),
+            Act::Call(fate) => self.back_end.0.lock().unwrap().next = Some(fate),
+            Act::CarryOut => self.back_end.0.lock().unwrap().carry_out(),
+            Act::Respecify => self.server.change(|object| {
+                object.metadata.generation = object.metadata.generation.map(|generation| generation + 1);
+                let size = format!("{}", object.metadata.generation.unwrap_or_default());
+                object.spec.provider_spec.insert("size".to_owned(), size.into());
+            }),
+            Act::Move => {
+                let object = self.server.object();
+                let is_blocked = identity::annotation(&object, annotations::BLOCK_MOVE).is_some();
+                if !is_blocked && object.metadata.deletion_timestamp.is_none() {
+                    self.replace(object);
+                }
+            }
+            Act::Restore(ago) => {
+                let mut object = self.before(ago);
+                // A backup from before the create leaves an orphan.
+                let is_known = identity::vm_state(&object).may_exist();
+                if is_known && object.metadata.deletion_timestamp.is_none() {
+                    object.metadata.finalizers = None;
+                    self.replace(object);
+                    // An object that is deleted before the provider sees it leaves an orphan, too.
+                    *self.next_write.lock().unwrap() = None;
+                    let object = self.server.infra_machine();
+                    self.reconcile(object, None).await;
+                }
+            }
+            Act::Wait(seconds) => sleep(Duration::from_secs(seconds.into())).await,
+            Act::Delete => self.server.change(|object| {
+                let now = || Time(wall_clock::now());
+                object.metadata.deletion_timestamp.get_or_insert_with(now);
+            }),
+        }
+    }
+
+    /// Reconciles until this is so, with an API server and a driver that answer.
+    async fn settle(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        *self.next_write.lock().unwrap() = None;
+        self.back_end.0.lock().unwrap().next = None;
+        for _ in 0..200 {
+            if is_so(self) {
+                return;
+            }
+            self.server.ask_again();
+            self.act(Act::Reconcile(None)).await;
+            sleep(Duration::from_secs(20)).await;
+        }
+        panic!(
+            "{what}: {:?} of {:?}",
+            self.back_end.0.lock().unwrap().there,
+            self.server.object()
+        );
+    }
+}
+
+/// A process of the provider, which knows nothing yet.
+fn process(server: &Server, back_end: &BackEnd, next_write: &Arc<Mutex<Option<Fate>>>) -> Arc<Context> {
+    let mut ctx = server.context(vec![back_end.driver()]);
+    let (server, next_write) = (server.clone(), Arc::clone(next_write));
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let (server, next_write) = (server.clone(), Arc::clone(&next_write));
+        async move {
+            let (head, body) = request.into_parts();
+            let body = body.collect_bytes().await.unwrap();
+            yield_now().await;
+            let is_write = head.method == http::Method::PATCH && head.uri.path().contains("/inframachines/");
+            let fate = if is_write {
+                next_write.lock().unwrap().take()
+            } else {
+                None
+            };
+            let answer = || server.answer(&head.method, head.uri.path(), &body);
+            let answer = match fate {
+                None => answer(),
+                Some(Fate::Unanswered | Fate::Late) => {
+                    drop(answer());
+                    unavailable()
+                }
+                Some(Fate::Lost | Fate::Refused | Fate::Exhausted) => unavailable(),
+            };
+            yield_now().await;
+            Ok::<_, Infallible>(answer)
+        }
+    });
+    ctx.client = Client::new(service, "default");
+    let (machines, mut writer) = crate::caches::cache();
+    writer.apply(Arc::new(owner()));
+    ctx.caches.machines = machines;
+    let (clusters, mut writer) = crate::caches::cache();
+    writer.apply(Arc::new(cluster()));
+    ctx.caches.clusters = clusters;
+    Arc::new(ctx)
+}
+
+fn unavailable() -> Response<Body> {
+    let status = r#"{"kind": "Status", "code": 503, "reason": "ServiceUnavailable", "status": "Failure"}"#;
+    let response = Response::builder().status(503);
+    response.body(Body::from(status.as_bytes().to_vec())).unwrap()
+}
+
+fn owner() -> Machine {
+    let mut owner = Machine::new(
+        "m1",
+        MachineSpec {
+            cluster_name: "c".to_owned(),
+            bootstrap: Bootstrap {
+                data_secret_name: Some("boot".to_owned()),
+            },
+            infrastructure_ref: ObjectReference {
+                api_group: crate::api::GROUP.to_owned(),
+                kind: "InfraMachine".to_owned(),
+                name: "m1".to_owned(),
+            },
+            ..MachineSpec::default()
+        },
+    );
+    owner.metadata.namespace = Some("ns1".to_owned());
+    owner.metadata.uid = Some("owner".to_owned());
+    owner
+}
+
+fn cluster() -> Cluster {
+    let mut cluster = Cluster::new("c", ClusterSpec::default());
+    cluster.metadata.namespace = Some("ns1".to_owned());
+    cluster.metadata.uid = Some("u-c".to_owned());
+    cluster.status = Some(ClusterStatus {
+        initialization: Some(ClusterInitialization {
+            infrastructure_provisioned: Some(true),
+        }),
+    });
+    cluster
+}
+
+async fn live_through(acts: Vec<Act>) -> std::result::Result<(), TestCaseError> {
+    wall_clock::follow_tokio();
+    let mut world = World::new();
+    for act in acts {
+        world.act(act).await;
+        if world.is_gone() {
+            break;
+        }
+    }
+    if !world.is_gone() && world.server.object().metadata.deletion_timestamp.is_none() {
+        // A new spec ends a refusal for good.
+        world.act(Act::Respecify).await;
+        world
+            .settle("the machine comes up", |world| {
+                world.server.object().is_provisioned()
+            })
+            .await;
+        let vms = world.back_end.0.lock().unwrap().there.clone();
+        let id = world.server.object().spec.provider_id;
+        prop_assert!(
+            vms.iter().any(|vm| Some(vm.as_str()) == id.as_deref()),
+            "{vms:?} has no {id:?}"
+        );
+        world.act(Act::Delete).await;
+    }
+    world.settle("the machine goes", World::is_gone).await;
+    let mut vms = world.back_end.0.lock().unwrap();
+    vms.carry_out();
+    prop_assert_eq!(&vms.there, &Vec::<ProviderId>::new(), "the object is gone");
+    prop_assert_eq!(&vms.broken, &None);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+
+    /// CTL-CR-00, DRV-10: whatever happens, no VM is made while there is one, no object goes before its VM,
+    /// and every state is left once the driver answers.
+    #[test]
+    fn no_history_makes_a_vm_twice_or_leaves_one_behind(acts in acts()) {
+        let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(live_through(acts))?;
+    }
+}
