@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -111,19 +113,27 @@ def test_the_recipe_for_ci_generates_the_code_and_starts_the_driver_with_it(tmp_
     page = (repository / "docs/drivers/quickstart.md").read_text()
     recipe = page.split("On GitHub Actions")[1].split("```yaml\n")[1].split("```")[0]
     steps = [line.split("- run: ")[1] for line in recipe.splitlines() if "- run: " in line]
-    files = next(line.split("FILES: ")[1] for line in recipe.splitlines() if "FILES: " in line)
+    files, archive = (
+        next(line.split(f"{name}: ")[1] for line in recipe.splitlines() if f"{name}: " in line)
+        for name in ("FILES", "ARCHIVE")
+    )
+    with tarfile.open(tmp_path / "archive.tar.gz", "w:gz") as released:
+        command = f"#!/bin/sh\n[ -S {tmp_path}/driver.sock ]\n".encode()
+        entry = tarfile.TarInfo("capcmi")
+        entry.mode, entry.size = 0o755, len(command)
+        released.addfile(entry, io.BytesIO(command))
     programs = {
         "bin/pip": "",
         "bin/docker": "",
         "bin/curl": f"""
             for argument; do url=$argument; done
+            [ "$url" != {archive} ] || exec cat {tmp_path}/archive.tar.gz
             file=${{url#{files}/}}
             case $* in *" -o "*) to=$file; mkdir -p "$(dirname "$to")";; *) to=$(basename "$file");; esac
             cp "{repository}/$file" "$to" """,
         "bin/python": f"""
             [ "$1" = -m ] || [ -e "$PYTHONPATH/cmi/v1/cmi_pb2_grpc.py" ] || {{ echo no module cmi >&2; exit 1; }}
             exec {sys.executable} "$@" """,
-        "capcmi": f"[ -S {tmp_path}/driver.sock ]",
     }
     for name, script in programs.items():
         program = tmp_path / name
@@ -137,6 +147,7 @@ def test_the_recipe_for_ci_generates_the_code_and_starts_the_driver_with_it(tmp_
         "CMI_ENDPOINT": f"unix://{tmp_path}/driver.sock",
         "MINIMAL_CLOUD": f"{tmp_path}/cloud",
         "FILES": files,
+        "ARCHIVE": archive,
     }
     for step in steps:
         done = subprocess.run(["sh", "-ec", step], cwd=tmp_path, env=environment, capture_output=True, text=True)
