@@ -17,6 +17,7 @@
 mod check;
 mod comparison;
 mod identities;
+pub mod manifests;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,9 +32,8 @@ use tower::BoxError;
 use self::check::Checks;
 use self::comparison::Expected;
 use crate::apiserver::Error;
-use crate::leadership::Leadership;
-use crate::manifests;
-use crate::metrics::Metrics;
+use crate::apiserver::leadership::Leadership;
+use crate::telemetry::metrics::Metrics;
 use cmi_driver::ErrorChain;
 
 /// The interval of the checks, where no deletion needs one sooner.

@@ -9,12 +9,15 @@ pub mod cluster_api;
 pub mod conditions;
 mod deserialize_guard;
 mod fingerprint;
+pub mod identity;
 pub mod labels;
 mod object_meta;
 mod pause;
 pub mod reason;
+pub mod retry;
 pub(crate) mod schema;
 pub mod v1alpha1;
+pub mod wall_clock;
 
 pub use deserialize_guard::{DeserializeGuard, MetadataOnly, Parts, metadata};
 pub use fingerprint::fingerprint;

@@ -4,6 +4,7 @@
 mod dynamic;
 mod error;
 mod events;
+pub mod leadership;
 mod merge_patch;
 pub mod outage_log;
 pub mod pages;

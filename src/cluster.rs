@@ -3,6 +3,7 @@
 //! Nothing is allocated for a Cluster, so there is no finalizer and nothing to do when it is deleted.
 
 mod plan;
+pub mod template;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,15 +17,15 @@ use self::plan::{
 };
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::reason;
+use crate::api::retry::Stage;
 use crate::api::v1alpha1::InfraCluster;
+use crate::api::wall_clock;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations, labels};
 use crate::apiserver::{Error, Events, NewEvent, patch_params, publish_status};
-use crate::caches::{Caches, ClusterIds};
-use crate::configured_driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError, StableReachability};
-use crate::driver_query::{Query, QueryResult};
-use crate::reconciler::{Action, DRIVER_REFRESH_INTERVAL, Enqueue, Reconciler, Requeue};
-use crate::retry::Stage;
-use crate::wall_clock;
+use crate::driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError, StableReachability};
+use crate::reconcile::caches::{Caches, ClusterIds};
+use crate::reconcile::driver_query::{Query, QueryResult};
+use crate::reconcile::{Action, DRIVER_REFRESH_INTERVAL, Enqueue, Reconciler, Requeue};
 use cmi_driver::{Capabilities, Code, ListZonesRequest, Operation, ProviderSpec, tags};
 
 /// What every reconcile works with.

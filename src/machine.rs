@@ -38,8 +38,8 @@ use crate::admission::Enforcement;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::Error;
-use crate::metrics::ControllerName;
-use crate::reconciler::{self, Action};
+use crate::reconcile::{self, Action};
+use crate::telemetry::metrics::ControllerName;
 
 /// Reconciles one machine.
 pub async fn reconcile(
@@ -52,7 +52,7 @@ pub async fn reconcile(
             Err(invalid) => invalid_object::reconcile(invalid, &ctx).await,
         }
     });
-    reconciler::run_one(
+    reconcile::run_one(
         ControllerName::InfraMachine,
         &ctx.metrics,
         &ctx.drivers,
@@ -107,5 +107,5 @@ fn cached(ctx: &Context, queued: &InfraMachine) -> Arc<InfraMachine> {
 
 /// Returns when to retry a reconcile that could not be finished.
 pub fn error_policy(object: &DeserializeGuard<InfraMachine>, error: &Error, ctx: &Context) -> Action {
-    reconciler::error_policy(ControllerName::InfraMachine, object, error, &*ctx.states)
+    reconcile::error_policy(ControllerName::InfraMachine, object, error, &*ctx.states)
 }

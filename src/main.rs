@@ -10,5 +10,5 @@ use tikv_jemallocator::Jemalloc;
 static ALLOCATOR: Jemalloc = Jemalloc;
 
 fn main() -> ExitCode {
-    capcmi::cli::main()
+    capcmi::manager::cli::main()
 }

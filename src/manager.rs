@@ -8,14 +8,16 @@
 //! * No write and no driver call leaves this process while it does not lead.
 //! * The manager ends when leadership is lost, and hands the lease over when it is asked to stop.
 
+pub mod cli;
 mod client;
 mod connection;
-mod controllers;
+pub mod controllers;
 mod diagnostics;
 mod elector;
 mod health;
 mod most_recent;
 mod pages;
+mod prepared;
 mod reviewer;
 mod serve;
 mod tasks;
@@ -29,21 +31,21 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, DuplicateName, Settings};
-use crate::leadership::Leadership;
-use crate::metrics::Metrics;
-use crate::runtime_extension;
-use crate::workload_cluster::Dial;
+use crate::apiserver::leadership::Leadership;
+use crate::driver::{ConfiguredDriver, ConfiguredDrivers, DuplicateName, Settings};
+use crate::in_place::runtime_extension;
+use crate::nodes::workload_cluster::Dial;
+use crate::telemetry::metrics::Metrics;
 use cmi_driver::Driver;
 use cmi_grpc::server::ServerTls;
 
 pub use client::{ApiServer, Protocol, RequestTimedOut, reading as reading_client};
-pub use controllers::{ControllerOptions, OrphanOptions};
 pub use elector::{Election, Timing, TimingError, holder_identity};
 pub use health::{Health, Pending};
+pub use prepared::{ControllerOptions, OrphanOptions};
 
-use controllers::{ControllerContext, Prepared, Task};
 use elector::Elector;
+use prepared::{ControllerContext, Prepared, Task};
 use serve::Tls;
 use tasks::Tasks;
 

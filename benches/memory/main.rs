@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use capcmi::configured_driver::ConfiguredDrivers;
-use capcmi::controllers::{Controllers, Options, OrphanOptions};
-use capcmi::leadership::Leadership;
-use capcmi::metrics::Metrics;
+use capcmi::apiserver::leadership::Leadership;
+use capcmi::driver::ConfiguredDrivers;
+use capcmi::manager::controllers::{Controllers, Options, OrphanOptions};
+use capcmi::telemetry::metrics::Metrics;
 use tikv_jemallocator::Jemalloc;
 
 use self::api_server::ApiServer;
@@ -138,7 +138,7 @@ async fn measure(part: Part, size: usize) -> Result<Resident> {
     };
     let (controllers, watches) = Controllers::new(
         server.client(),
-        capcmi::workload_cluster::network(),
+        capcmi::nodes::workload_cluster::network(),
         options,
         ConfiguredDrivers::default(),
         Arc::new(Metrics::new()),

@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 use super::comparison::{CARRIER, Expected, PolicyFinding, compare};
 use super::{AdmissionPolicies, Enforcement, UNCONFIRMED, advice, identities, is_refused, own};
+use crate::api::wall_clock;
 use crate::apiserver::{Error, FIELD_MANAGER, merge_difference, patch_params};
-use crate::wall_clock;
 
 /// API servers look for new policies once a second, and each for itself.
 pub(super) const SETTLE: Duration = Duration::from_secs(3);

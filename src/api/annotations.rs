@@ -1,7 +1,7 @@
 //! Annotations: ours, and those of Cluster API that are honoured.
 
 /// Annotation of an InfraMachine: everything that the provider has to know of its VM, as JSON; see
-/// [`crate::identity::VmRecord`]. Reserved.
+/// [`crate::api::identity::VmRecord`]. Reserved.
 pub const VM_RECORD: &str = "infrastructure.capcmi.io/vm-record";
 /// Annotation of an InfraCluster: the id under which a driver knows the VMs of the Cluster. Reserved.
 pub const CLUSTER_ID: &str = "infrastructure.capcmi.io/cluster-id";

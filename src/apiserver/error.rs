@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::retry::Backoff;
+use crate::api::retry::Backoff;
 
 /// A reconcile that could not be finished. The object stays as it is and is tried again.
 #[derive(Debug, thiserror::Error)]

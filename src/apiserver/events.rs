@@ -17,8 +17,8 @@ use serde::de::IgnoredAny;
 
 use super::METADATA_ALONE;
 use crate::api::conditions::reason;
+use crate::api::wall_clock;
 use crate::api::{ObjectMetaExt as _, fingerprint};
-use crate::wall_clock;
 
 /// The most bytes that an event's note may have.
 const MAX_NOTE: usize = 1024;

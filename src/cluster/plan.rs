@@ -9,9 +9,9 @@ use crate::api::cluster_api::Cluster;
 use crate::api::conditions::{
     self, ConditionStatus, DRIVER_REACHABLE, FAILURE_DOMAINS_UP_TO_DATE, PAUSED, READY, Setter, reason,
 };
+use crate::api::retry::is_same_or_both_transient;
 use crate::api::v1alpha1::{FailureDomain, InfraCluster, InfraClusterInitialization, InfraClusterStatus};
 use crate::api::{annotations, paused_by};
-use crate::retry::is_same_or_both_transient;
 use cmi_driver::{Code, Status, Zone};
 
 #[cfg(test)]

@@ -6,8 +6,8 @@
 use serde::Deserialize;
 
 use crate::api::annotations;
+use crate::api::identity::{self, IdentityTags, Role, VmRecord};
 use crate::api::v1alpha1::InfraMachine;
-use crate::identity::{self, IdentityTags, Role, VmRecord};
 use cmi_driver::{Capabilities, LastKnownState, tags};
 
 /// What the administrator says of a VM.

@@ -9,16 +9,16 @@ use kube::runtime::reflector::ObjectRef;
 use super::outcome::Outcome;
 use super::runtime_state::RuntimeStates;
 use crate::admission::AdmissionPolicies;
+use crate::api::retry::{LONG_WAIT, LONG_WAIT_JITTER, jitter};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::Events;
-use crate::caches::{Caches, ClusterIds};
-use crate::configured_driver::{
+use crate::driver::{
     ConfiguredDriver, ConfiguredDrivers, DriverState, HalfOpenReason, Permit, Priority, Waker,
 };
-use crate::metrics::Metrics;
-use crate::reconciler::{Enqueue, waker};
-use crate::retry::{LONG_WAIT, LONG_WAIT_JITTER, jitter};
+use crate::reconcile::caches::{Caches, ClusterIds};
+use crate::reconcile::{Enqueue, waker};
+use crate::telemetry::metrics::Metrics;
 use cmi_driver::MachineClass;
 
 /// How long a machine waits for a permit before it asks again, should its wake-up get lost.

@@ -22,7 +22,7 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::api::{ObjectMetaExt as _, annotations};
 use crate::apiserver::secrets::Redactor;
 use crate::apiserver::{Error, InvalidSecret};
-use crate::configured_driver::Permit;
+use crate::driver::Permit;
 
 /// The outcome of a plan, with the permit it used. The permit is held until the outcome is published, which
 /// bounds how many machines come up at once regardless of the controller's concurrency.

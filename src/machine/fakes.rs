@@ -14,10 +14,10 @@ use crate::admission::AdmissionPolicies;
 use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::InfraMachine;
 use crate::apiserver::Events;
-use crate::caches::{Caches, ClusterIds};
-use crate::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Limits, Namespaces, Settings};
-use crate::leadership::Leadership;
-use crate::metrics::Metrics;
+use crate::apiserver::leadership::Leadership;
+use crate::driver::{ConfiguredDriver, ConfiguredDrivers, Limits, Namespaces, Settings};
+use crate::reconcile::caches::{Caches, ClusterIds};
+use crate::telemetry::metrics::Metrics;
 use cmi_driver::{
     Capabilities, Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
     DeleteMachineResponse, Driver, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine,

@@ -1,8 +1,8 @@
 //! The finalizer, which keeps an object for as long as this provider may have a VM for it. Pure.
 
 use crate::api::MACHINE_FINALIZER;
+use crate::api::identity::VmRecord;
 use crate::api::v1alpha1::InfraMachine;
-use crate::identity::VmRecord;
 
 /// Whether a machine that may have a VM has lost its finalizer: after a restore from a backup, or when the
 /// object was replaced. If it were deleted like this, the object would go and the VM stay.

@@ -16,13 +16,13 @@ use crate::api::cluster_api::{
     ObjectReference,
 };
 use crate::api::conditions::{self, ConditionStatus};
+use crate::api::identity::{self, MadeFrom, VmRecord, VmState};
 use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus, LastOperation,
     OperationState, OperationType, SecretReference,
 };
 use crate::api::{GROUP, MACHINE_FINALIZER, annotations};
-use crate::configured_driver::{DriverState, KnownDriver, ResolveError, StableReachability};
-use crate::identity::{self, MadeFrom, VmRecord, VmState};
+use crate::driver::{DriverState, KnownDriver, ResolveError, StableReachability};
 use cmi_driver::{Capabilities, Code, Operation, ProviderSpec, Status};
 
 /// Which driver [`World`] has met.

@@ -15,13 +15,13 @@ use super::plan::{Observed, Owner, ProviderIdConflict, restored};
 use super::runtime_state::RetryCondition;
 use super::status::RetryTiming;
 use crate::api::cluster_api::{Cluster, Machine};
+use crate::api::identity::Adoption;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
+use crate::api::wall_clock;
 use crate::api::{ObjectMetaExt as _, annotations};
-use crate::caches::machine_owner;
-use crate::configured_driver::{ConfiguredDriver, DriverState, ResolveError};
-use crate::driver_resolution::driver_of;
-use crate::identity::Adoption;
-use crate::wall_clock;
+use crate::driver::resolution::driver_of;
+use crate::driver::{ConfiguredDriver, DriverState, ResolveError};
+use crate::reconcile::caches::machine_owner;
 use cmi_driver::{Operation, ProviderSpec};
 
 #[cfg(test)]

@@ -23,11 +23,11 @@ use super::object::Object;
 use super::outcome::Outcome;
 use super::publish::{events, log, record_failure};
 use super::{Context, gather_and_plan};
+use crate::api::identity;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::api::{self, DeserializeGuard, ObjectMetaExt as _, paused_by};
 use crate::apiserver::{Error, NewEvent};
-use crate::identity;
-use crate::reconciler::Action;
+use crate::reconcile::Action;
 
 /// Reconciles an InfraMachine that can't be read. Its status can't be written either: an event says once what
 /// is wrong with the object, and events and the log report how its deletion goes.

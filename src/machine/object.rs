@@ -13,11 +13,11 @@ use super::Context;
 use super::finalizer::has_finalizer;
 use super::status::{self, SecretMovability, in_progress};
 use crate::api::bounded;
+use crate::api::identity::{self, VmEvent, VmRecord};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
+use crate::api::wall_clock;
 use crate::api::{DeserializeGuard, MACHINE_FINALIZER, ObjectMetaExt as _, annotations};
 use crate::apiserver::{Error, patch_metadata, publish_status};
-use crate::identity::{self, VmEvent, VmRecord};
-use crate::wall_clock;
 use cmi_driver::{LastKnownState, Operation};
 
 #[cfg(test)]

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use crate::api::conditions::reason;
+use crate::api::identity::{InvalidSpec, VmRecord};
+use crate::api::retry::{self, Delay, Disposition, LONG_WAIT_JITTER, Stage};
 use crate::api::v1alpha1::OperationType;
 use crate::apiserver::InvalidSecret;
-use crate::configured_driver::StableReachability;
-use crate::identity::{InvalidSpec, VmRecord};
-use crate::leadership::is_not_leader;
-use crate::retry::{self, Delay, Disposition, LONG_WAIT_JITTER, Stage};
+use crate::apiserver::leadership::is_not_leader;
+use crate::driver::StableReachability;
 use cmi_driver::{Code, JsonPointer, LastKnownState, Operation, ProviderId, Status};
 
 #[cfg(test)]

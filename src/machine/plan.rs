@@ -36,14 +36,14 @@ use super::runtime_state::RuntimeState;
 use crate::admission;
 use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::conditions::{self, reason};
-use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
-use crate::api::{ObjectMetaExt as _, annotations, labels, paused_by};
-use crate::configured_driver::{DriverState, HalfOpenReason, KnownDriver, PERMIT_WAIT, ResolveError};
-use crate::identity::{
+use crate::api::identity::{
     self, Adoption, IdentityTags, InvalidRecord, InvalidSpec, MadeFrom, Role, VmRecord, VmState,
 };
-use crate::retry::LONG_WAIT;
-use crate::wall_clock::{elapsed, remaining};
+use crate::api::retry::LONG_WAIT;
+use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
+use crate::api::wall_clock::{elapsed, remaining};
+use crate::api::{ObjectMetaExt as _, annotations, labels, paused_by};
+use crate::driver::{DriverState, HalfOpenReason, KnownDriver, PERMIT_WAIT, ResolveError};
 use cmi_driver::{Code, ProviderId, ProviderSpec, Status};
 
 /// Grace period before a state is reported that other controllers usually end.

@@ -16,13 +16,13 @@ use super::outcome::{Outcome, RetryTrigger};
 use super::plan::{is_unsettled, settling_poll_interval};
 use super::runtime_state::{LookUpHint, Retry, RetryCondition, UnimplementedCall};
 use super::status::{self, RetryTiming};
+use crate::api::retry;
+use crate::api::retry::jitter;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
+use crate::api::wall_clock;
 use crate::api::{ObjectMetaExt as _, conditions};
 use crate::apiserver::Error;
-use crate::reconciler::Action;
-use crate::retry;
-use crate::retry::jitter;
-use crate::wall_clock;
+use crate::reconcile::Action;
 use cmi_driver::{Operation, PowerState};
 
 /// Records the outcome and writes it.

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::outcome::{Outcome, RetryTrigger};
 use crate::api::v1alpha1::InfraMachine;
-use crate::reconciler::FailureCounts;
+use crate::reconcile::FailureCounts;
 use cmi_driver::Operation;
 
 #[cfg(test)]

@@ -9,18 +9,18 @@ use crate::api::conditions::{
     self, CREDENTIALS_MOVABLE, ConditionStatus, DELETING, DRIVER_REACHABLE, PAUSED, READY, Setter,
     VIRTUAL_MACHINE_CREATED, VIRTUAL_MACHINE_INITIALIZED, VIRTUAL_MACHINE_UP_TO_DATE, reason,
 };
+use crate::api::identity;
 use crate::api::labels;
+use crate::api::retry::LONG_WAIT;
 use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineStatus, LastOperation, MachineAddress,
     OperationState, OperationType,
 };
-use crate::configured_driver::{CircuitOpen, StableReachability};
-use crate::identity;
+use crate::api::wall_clock;
+use crate::api::wall_clock::elapsed;
+use crate::driver::{CircuitOpen, StableReachability};
 use crate::machine::outcome::{Blocked, Outcome, RETRY_NOW_HINT};
 use crate::machine::plan::is_refused_uncalled;
-use crate::retry::LONG_WAIT;
-use crate::wall_clock;
-use crate::wall_clock::elapsed;
 use cmi_driver::{Code, JsonPointer, Operation, PowerState};
 
 mod failure;

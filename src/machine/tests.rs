@@ -19,10 +19,10 @@ use super::runtime_state::{LookUpHint, RuntimeState};
 use super::{Context, reconcile};
 use crate::api::annotations;
 use crate::api::conditions::{self, reason};
+use crate::api::identity::VmState;
+use crate::api::retry::Stage;
 use crate::apiserver::Error;
-use crate::configured_driver::{Limits, Priority, Timeouts};
-use crate::identity::VmState;
-use crate::retry::Stage;
+use crate::driver::{Limits, Priority, Timeouts};
 use cmi_driver::{Code, DeleteMachineRequest, MachineClass, MachineRef, Operation, PowerState, Status};
 
 mod histories;

@@ -20,7 +20,7 @@ use tower::{BoxError, Layer, Service};
 use super::connection::{self, is_watch, is_write};
 use super::most_recent::request_most_recent;
 use super::pages::{MAX_BYTES, Page, Pages};
-use crate::leadership::Leadership;
+use crate::apiserver::leadership::Leadership;
 
 /// The most concurrent requests, watches excepted: each needs a connection over HTTP/1.1. Over HTTP/2, API
 /// servers allow 100 on a connection.
@@ -233,7 +233,7 @@ mod tests {
     use tower::service_fn;
 
     use super::*;
-    use crate::leadership::{NotLeader, is_not_leader};
+    use crate::apiserver::leadership::{NotLeader, is_not_leader};
     use crate::manager::pages::PageTooLarge;
 
     fn request(method: Method, uri: &str) -> Request<Body> {

@@ -41,7 +41,7 @@ use tower::retry::{Policy, RetryLayer};
 use tower::util::BoxService;
 use tower::{BoxError, Service, ServiceBuilder, ServiceExt as _};
 
-use crate::leadership::Leadership;
+use crate::apiserver::leadership::Leadership;
 
 use generation::{Connections, Purpose};
 

@@ -1,148 +1,635 @@
-//! The controllers that the manager runs, and what they are given.
+//! The controllers: watches, what enqueues what, and how the controllers start and stop.
+//!
+//! Every kind is watched once. The caches fill before this replica leads; the controllers start when it does,
+//! reconcile everything once, and from then on what changed.
 
+mod cached;
+mod controller;
+mod driver_reachability;
+mod handlers;
+mod node_health;
+mod watch;
+mod watch_list;
+mod work_queue;
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use kube::Client;
-use tokio::sync::watch::Receiver;
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt as _, StreamExt as _};
+use kube::api::Api;
+use kube::runtime::watcher;
+use kube::{Client, Resource};
 
-use super::{Health, Pending};
-use crate::admission::Installation;
-use crate::configured_driver::ConfiguredDrivers;
-use crate::controllers::Controllers;
-pub use crate::controllers::{Options as ControllerOptions, OrphanOptions};
-use crate::leadership::Leadership;
-use crate::metrics::Metrics;
-use crate::workload_cluster::Dial;
+use self::controller::Controller;
+use self::watch::{slim, slim_infra_machine, slim_machine, watch};
+use self::work_queue::WorkQueue;
+use crate::admission::AdmissionPolicies;
+use crate::api::cluster_api::{Cluster, Machine};
+use crate::api::conditions::reason;
+use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation, InfraMachineTemplate};
+use crate::api::wall_clock;
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
+use crate::apiserver::Events;
+use crate::apiserver::leadership::Leadership;
+use crate::apiserver::pages::PAGE;
+use crate::cluster::{self, template};
+use crate::driver::ConfiguredDrivers;
+use crate::fleet::inventory::{ListResult, Presence};
+pub use crate::fleet::orphans::Options as OrphanOptions;
+use crate::fleet::{inventory, orphans};
+use crate::machine;
+use crate::machine::LookUpHint;
+use crate::nodes::not_ready_taint::ChangedNodes;
+use crate::nodes::volume_drain::WorkloadOutages;
+use crate::nodes::workload_cluster::{Dial, WorkloadClusters};
+use crate::nodes::{not_ready_taint, remediation, volume_drain};
+use crate::reconcile::caches::{Cache, Cached, Caches, ClusterIds, Writer, WriterDropped};
+use crate::reconcile::{Enqueue, Reconciler};
+use crate::telemetry::metrics::{ControllerName, MachineCount, MachinePhase, Metrics};
 
-/// What every controller is given.
+/// Concurrent reconciles of a kind that connects to workload clusters. A workload cluster has at most two
+/// connections at a time, and a back-off after one that hangs: 16 clusters have to hang at once before a
+/// reconcile for another one waits for a worker, and then only until those connections time out. Each
+/// reconcile may hold a response of 1 MiB in memory.
+const WORKLOAD_CLUSTER_CONCURRENCY: u16 = 32;
+/// The driver label of metrics for a driver that is not configured: any name may stand in a spec, and each
+/// would be a series for ever.
+const UNKNOWN_DRIVER: &str = "unknown";
+
+/// How long it is remembered that the create of a machine was answered, which makes a deletion soon after a
+/// create quicker. With a driver that is given longer for a create, a deletion after this time waits as it
+/// does after a restart.
+const ANSWERS_KEPT: Duration = Duration::from_hours(1);
+
+/// How the controllers run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The only namespace to watch; all without it.
+    pub namespace: Option<String>,
+    /// The value of the label `cluster.x-k8s.io/watch-filter` that objects have to have; any without it.
+    pub watch_filter: Option<String>,
+    /// Concurrent reconciles of machines, besides those that a driver works on.
+    pub machine_concurrency: u16,
+    /// Concurrent reconciles of clusters, besides those that a driver works on.
+    pub cluster_concurrency: u16,
+    /// Concurrent reconciles of templates, besides those that a driver works on.
+    pub template_concurrency: u16,
+    /// The interval between two lists of a driver's VMs.
+    pub inventory_interval: Duration,
+    /// How long a driver has to be unreachable, or reachable again, before that is reported.
+    pub driver_unreachable_grace: Duration,
+    /// How VMs without an InfraMachine are dealt with.
+    pub orphans: orphans::Options,
+    /// Whether InfraMachineRemediations are reconciled.
+    pub remediation: bool,
+    /// Whether machines may ask that their pods with volumes are evicted one after the other.
+    pub volume_drain: bool,
+    /// The publisher of events: the pod's name, as a rule.
+    pub reporter: String,
+}
+
+/// The watches, the queues that they fill, and the controllers that work the queues off.
+pub struct Controllers {
+    client: Client,
+    options: Options,
+    caches: Caches,
+    drivers: ConfiguredDrivers,
+    metrics: Arc<Metrics>,
+    infra_machine_queue: WorkQueue<DeserializeGuard<InfraMachine>>,
+    infra_cluster_queue: WorkQueue<DeserializeGuard<InfraCluster>>,
+    template_queue: WorkQueue<DeserializeGuard<InfraMachineTemplate>>,
+    /// The InfraMachines whose Nodes are to be reconciled.
+    taint_queue: WorkQueue<DeserializeGuard<InfraMachine>>,
+    /// The Machines whose volumes are to be drained.
+    drain_queue: WorkQueue<Machine>,
+    remediations: Option<Remediations>,
+    machine_context: Arc<machine::Context>,
+    taint_context: Arc<not_ready_taint::Context>,
+    drain_context: Arc<volume_drain::Context>,
+    deletion_log: Arc<orphans::DeletionLog>,
+}
+
+/// The cache and queue of remediations, where these are reconciled.
 #[derive(Clone)]
-pub struct ControllerContext {
-    /// The client of the controllers: it refuses writes while this replica does not lead (see
-    /// [`crate::leadership::is_not_leader`]), retries nothing by itself, and has a deadline for each request.
-    pub client: Client,
-    /// How to reach the API servers of workload clusters.
-    pub dial: Dial,
-    /// The configured drivers.
-    pub drivers: ConfiguredDrivers,
-    /// The metrics of this process.
-    pub metrics: Arc<Metrics>,
-    /// Whether this replica may act. Caches warm up before; reconciles begin after [`Leadership::acquired`].
-    pub leadership: Leadership,
-    /// Where to report that caches are warm. Leadership does not count: a replica that stands by is ready.
-    pub health: Health,
-    /// Cancelled when no new reconcile may begin; those that run may end.
-    pub stopping: CancellationToken,
-    /// The options of the controllers.
-    pub options: Arc<ControllerOptions>,
+struct Remediations {
+    cache: Cache<DeserializeGuard<InfraMachineRemediation>>,
+    queue: WorkQueue<DeserializeGuard<InfraMachineRemediation>>,
 }
 
-/// A task that runs with the process: polled from the start, and until it ends by itself after
-/// [`ControllerContext::stopping`] was cancelled. A task that ends before, or panics, ends the process.
-pub struct Task {
-    /// The name that is reported when the task ends unexpectedly: `the InfraMachine controller`.
-    pub name: &'static str,
-    /// The controller.
-    pub run: BoxFuture<'static, ()>,
-}
+impl Controllers {
+    /// Prepares caches and watches. The returned futures are the watches: they have to be polled for the
+    /// caches to fill, and never end.
+    pub fn new(
+        client: Client,
+        dial: Dial,
+        options: Options,
+        drivers: ConfiguredDrivers,
+        metrics: Arc<Metrics>,
+        leadership: Leadership,
+    ) -> (Self, Vec<BoxFuture<'static, ()>>) {
+        let (caches, writers) = caches();
+        let mut this = Self::with_caches(caches, client, dial, options, drivers, metrics, leadership);
+        let remediations = this.options.remediation.then(Writer::default);
+        this.remediations = remediations.as_ref().map(|writer| Remediations {
+            cache: writer.as_reader(),
+            queue: WorkQueue::default(),
+        });
+        let mut watches = this.watches(writers);
+        watches.extend(remediations.and_then(|writer| this.remediation_watch(writer)));
+        (this, watches)
+    }
 
-/// The controllers before they begin.
-pub(super) struct Prepared {
-    pub controllers: Controllers,
-    caches: Pending,
-    /// Ends the tasks beside the controllers, but not before these have ended: the writes of the last
-    /// reconcile have to come back to it by a watch. A controller that panics does not end the tasks, so that
-    /// the process reports the panic.
-    pub done: CancellationToken,
-}
-
-impl Prepared {
-    /// Prepares the controllers and the tasks beside them: the watches, which fill the caches before this
-    /// replica leads, and the check of the admission policies.
-    pub fn new(context: &ControllerContext) -> (Self, Vec<Task>) {
-        let (controllers, watches) = Controllers::new(
-            context.client.clone(),
-            context.dial.clone(),
-            context.options.as_ref().clone(),
-            context.drivers.clone(),
-            Arc::clone(&context.metrics),
-            context.leadership.clone(),
-        );
-        context.metrics.machines(controllers.machine_counter());
-        let done = CancellationToken::new();
-        let caches = context.health.wait_for("the caches");
-        let (policies, leadership) = (controllers.policies(), context.leadership.clone());
-        let in_force = context.health.wait_for("the admission policies to be in force");
-        let shown = show_policies(policies.installation(), in_force);
-        let keep = async move { policies.run(&leadership).await };
-        let tasks = vec![
-            Task {
-                name: "the check of the admission policies",
-                run: until_done(vec![keep.boxed(), shown.boxed()], done.clone()).boxed(),
-            },
-            Task {
-                name: "the watches",
-                run: until_done(watches, done.clone()).boxed(),
-            },
-        ];
-        let prepared = Self {
-            controllers,
+    fn with_caches(
+        caches: Caches,
+        client: Client,
+        dial: Dial,
+        options: Options,
+        drivers: ConfiguredDrivers,
+        metrics: Arc<Metrics>,
+        leadership: Leadership,
+    ) -> Self {
+        let infra_machine_queue = WorkQueue::default();
+        let drain_queue = WorkQueue::default();
+        let events = Events::new(client.clone(), options.reporter.clone());
+        // Shared by both controllers: the limit of connections to a workload cluster holds for both together.
+        let workload_clusters = Arc::new(WorkloadClusters::new(client.clone(), dial));
+        let reconciler = |controller, drivers: &ConfiguredDrivers| {
+            Reconciler::new(controller, Arc::clone(&metrics), drivers.clone(), events.clone())
+        };
+        let drain_context = Arc::new(volume_drain::Context {
+            enabled: options.volume_drain,
+            client: client.clone(),
+            caches: caches.clone(),
+            drivers: drivers.clone(),
+            workload_clusters: Arc::clone(&workload_clusters),
+            leadership: leadership.clone(),
+            events: events.clone(),
+            reconciler: reconciler(ControllerName::VolumeDrain, &drivers),
+            enqueue: enqueue(&drain_queue),
+            outages: WorkloadOutages::default(),
+            rules_page: tokio::sync::Mutex::default(),
+        });
+        let taint_context = Arc::new(not_ready_taint::Context {
+            client: client.clone(),
+            caches: caches.clone(),
+            workload_clusters,
+            leadership,
+            events: events.clone(),
+            // This controller calls no driver: only the machine's reconciler gives up the place in a driver's
+            // queue.
+            reconciler: reconciler(ControllerName::NotReadyTaint, &ConfiguredDrivers::default()),
+            changed_nodes: ChangedNodes::default(),
+        });
+        let machine_context = Arc::new(machine::Context {
+            client: client.clone(),
+            cluster_ids: Arc::new(ClusterIds::new(&caches)),
+            caches: caches.clone(),
+            drivers: drivers.clone(),
+            states: Arc::default(),
+            events,
+            metrics: Arc::clone(&metrics),
+            policies: Arc::new(
+                AdmissionPolicies::new(client.clone(), Arc::clone(&metrics))
+                    .within(options.namespace.clone()),
+            ),
+            enqueue: enqueue(&infra_machine_queue),
+        });
+        Self {
+            client,
+            options,
             caches,
-            done,
-        };
-        (prepared, tasks)
+            drivers,
+            metrics,
+            infra_machine_queue,
+            infra_cluster_queue: WorkQueue::default(),
+            template_queue: WorkQueue::default(),
+            taint_queue: WorkQueue::default(),
+            drain_queue,
+            remediations: None,
+            machine_context,
+            taint_context,
+            drain_context,
+            deletion_log: Arc::default(),
+        }
     }
 
-    /// Waits until the caches are filled and this replica leads; false where the process is to end before.
-    pub async fn wait_until_leading(&self, context: &ControllerContext) -> bool {
-        let begin = async {
-            if let Err(error) = self
-                .controllers
-                .synced(|kinds| self.caches.set_reason(kinds))
-                .await
-            {
-                tracing::error!(%error, "cannot fill a cache");
-                return false;
-            }
-            self.caches.ready();
-            context.leadership.acquired().await;
-            // So that a start does not report of every machine that nothing is known of the policies.
-            self.controllers
-                .policies()
-                .enforcement_since(Instant::now())
-                .await;
-            true
+    fn watches(&self, writers: Writers) -> Vec<BoxFuture<'static, ()>> {
+        let (all, filtered) = (in_pages(), self.filtered());
+        let machines = watch(
+            self.api(),
+            all.clone(),
+            writers.machines,
+            slim_machine,
+            self.on_machine(),
+        );
+        let clusters = watch(self.api(), all.clone(), writers.clusters, slim, self.on_cluster());
+        let infra_machines = watch(
+            self.api(),
+            filtered.clone(),
+            writers.infra_machines,
+            slim_infra_machine,
+            self.on_infra_machine(),
+        );
+        // InfraClusters are not filtered either: the id of a Cluster is written there, whatever provider
+        // reconciles it.
+        let infra_clusters = watch(
+            self.api(),
+            all,
+            writers.infra_clusters,
+            slim,
+            self.on_infra_cluster(),
+        );
+        let templates = watch(
+            self.api(),
+            filtered,
+            writers.infra_machine_templates,
+            slim,
+            self.on_object(self.template_queue.clone()),
+        );
+        vec![
+            machines.boxed(),
+            clusters.boxed(),
+            infra_machines.boxed(),
+            infra_clusters.boxed(),
+            templates.boxed(),
+        ]
+    }
+
+    fn remediation_watch(
+        &self,
+        writer: Writer<DeserializeGuard<InfraMachineRemediation>>,
+    ) -> Option<BoxFuture<'static, ()>> {
+        let queue = self.remediations.as_ref()?.queue.clone();
+        let notify = self.on_remediation(queue);
+        Some(watch(self.api(), self.filtered(), writer, slim, notify).boxed())
+    }
+
+    /// The policies that say whether identities may be trusted; they have to be polled, see
+    /// [`AdmissionPolicies::run`].
+    pub fn policies(&self) -> Arc<AdmissionPolicies> {
+        Arc::clone(&self.machine_context.policies)
+    }
+
+    /// The caches of all that is watched.
+    pub fn caches(&self) -> &Caches {
+        &self.caches
+    }
+
+    /// Counts the machines by phase, driver, namespace and reason, from the cache.
+    pub fn machine_counter(&self) -> impl Fn() -> Vec<MachineCount> + Send + Sync + 'static {
+        let infra_machines = self.caches.infra_machines.clone();
+        let drivers = self.drivers.clone();
+        let count = |((phase, driver, namespace, reason), count): ((_, &str, &str, &str), _)| MachineCount {
+            phase,
+            driver: driver.to_owned(),
+            namespace: namespace.to_owned(),
+            reason: reason.to_owned(),
+            count,
         };
+        move || {
+            infra_machines.scan(|all| {
+                let mut counts = BTreeMap::new();
+                for entry in all {
+                    let (facts, namespace) = (entry.facts(), entry.key().namespace());
+                    let key = match facts.phase {
+                        Some(phase) => {
+                            let driver = driver_label(&drivers, &facts.shown_driver);
+                            (phase, driver, namespace, &*facts.reason)
+                        }
+                        None => (MachinePhase::Invalid, "", namespace, reason::UNREADABLE),
+                    };
+                    *counts.entry(key).or_default() += 1;
+                }
+                counts.into_iter().map(count).collect()
+            })
+        }
+    }
+
+    /// Waits until all caches are filled once. `missing` is called with the kinds of the caches that are not,
+    /// at first and each time that one more is filled.
+    ///
+    /// # Errors
+    /// A watch has ended, which only happens when the process does.
+    pub async fn synced(&self, missing: impl Fn(&str)) -> Result<(), WriterDropped> {
+        let caches = &self.caches;
+        let mut filling = vec![
+            filled(&caches.machines),
+            filled(&caches.clusters),
+            filled(&caches.infra_machines),
+            filled(&caches.infra_machine_templates),
+            filled(&caches.infra_clusters),
+        ];
+        filling.extend(
+            self.remediations
+                .iter()
+                .map(|remediations| filled(&remediations.cache)),
+        );
+        while !filling.is_empty() {
+            let kinds: Vec<_> = filling.iter().map(|(kind, _)| &**kind).collect();
+            missing(&kinds.join(", "));
+            let first = futures::future::select_all(filling.iter_mut().map(|(_, filled)| filled));
+            let (filled, place, _) = first.await;
+            filled?;
+            drop(filling.swap_remove(place));
+        }
+        Ok(())
+    }
+
+    /// Runs the controllers. To be called once, when the caches are filled and this replica leads.
+    ///
+    /// Ends when `shutdown` resolves and every reconcile that had begun is done.
+    pub async fn run(self, shutdown: impl Future<Output = ()> + Clone + Send + Sync + 'static) {
+        let (caches, workers) = (&self.caches, self.worker_counts());
+        let of_machines = workers.machines;
+        let machines = Controller::new(&caches.infra_machines, &self.infra_machine_queue, of_machines)
+            .with_backlog(|facts| !facts.is_provisioned)
+            .run(
+                machine::reconcile,
+                machine::error_policy,
+                Arc::clone(&self.machine_context),
+                shutdown.clone(),
+            );
+        let of_clusters = workers.clusters;
+        let clusters = Controller::new(&caches.infra_clusters, &self.infra_cluster_queue, of_clusters)
+            .with_backlog(|()| true)
+            .run(
+                cluster::reconcile,
+                |object, error, ctx| ctx.reconciler.error_policy(object, error),
+                self.cluster_context(),
+                shutdown.clone(),
+            );
+        let templates = Controller::new(
+            &caches.infra_machine_templates,
+            &self.template_queue,
+            workers.templates,
+        )
+        .with_backlog(|()| true)
+        .run(
+            template::reconcile,
+            |object, error, ctx| ctx.reconciler.error_policy(object, error),
+            self.template_context(),
+            shutdown.clone(),
+        );
+        let taints = Controller::new(&caches.infra_machines, &self.taint_queue, workers.taints).run(
+            not_ready_taint::reconcile,
+            |object, error, ctx| ctx.reconciler.error_policy(object, error),
+            Arc::clone(&self.taint_context),
+            shutdown.clone(),
+        );
+        let drains = Controller::new(&caches.machines, &self.drain_queue, workers.drains).run(
+            volume_drain::reconcile,
+            |object, error, ctx| ctx.reconciler.error_policy(object, error),
+            Arc::clone(&self.drain_context),
+            shutdown.clone(),
+        );
+        let remediations = self.remediations.as_ref().map(|remediations| {
+            Controller::new(&remediations.cache, &remediations.queue, of_machines)
+                .with_backlog(|()| true)
+                .run(
+                    remediation::reconcile,
+                    |object, error, ctx| ctx.reconciler.error_policy(object, error),
+                    self.remediation_context(remediations),
+                    shutdown,
+                )
+                .boxed()
+        });
+        self.hint_machines_with_unhealthy_nodes().await;
+        self.enqueue_tainted_nodes().await;
+        self.enqueue_drains();
+        let mut controllers = vec![
+            machines.boxed(),
+            clusters.boxed(),
+            templates.boxed(),
+            taints.boxed(),
+            drains.boxed(),
+        ];
+        controllers.extend(remediations);
+        let background = vec![
+            self.run_inventory().boxed(),
+            self.run_orphans().boxed(),
+            self.follow_drivers().boxed(),
+            self.forget_answered_creates().boxed(),
+        ];
         tokio::select! {
-            leads = begin => leads,
-            () = context.stopping.cancelled() => false,
+            () = run_all(controllers) => {}
+            () = run_all(background) => {}
+        }
+    }
+
+    fn cluster_context(&self) -> Arc<cluster::Context> {
+        Arc::new(cluster::Context {
+            client: self.client.clone(),
+            caches: self.caches.clone(),
+            cluster_ids: Arc::clone(&self.machine_context.cluster_ids),
+            drivers: self.drivers.clone(),
+            events: self.machine_context.events.clone(),
+            reconciler: self.reconciler(ControllerName::InfraCluster),
+            enqueue: enqueue(&self.infra_cluster_queue),
+            watch_filter: self.options.watch_filter.clone(),
+        })
+    }
+
+    fn template_context(&self) -> Arc<template::Context> {
+        Arc::new(template::Context {
+            client: self.client.clone(),
+            caches: self.caches.clone(),
+            drivers: self.drivers.clone(),
+            reconciler: self.reconciler(ControllerName::InfraMachineTemplate),
+            enqueue: enqueue(&self.template_queue),
+        })
+    }
+
+    fn remediation_context(&self, remediations: &Remediations) -> Arc<remediation::Context> {
+        Arc::new(remediation::Context {
+            client: self.client.clone(),
+            caches: self.caches.clone(),
+            remediations: remediations.cache.clone(),
+            drivers: self.drivers.clone(),
+            events: self.machine_context.events.clone(),
+            policies: self.policies(),
+            reconciler: self.reconciler(ControllerName::InfraMachineRemediation),
+            enqueue: enqueue(&remediations.queue),
+        })
+    }
+
+    fn reconciler(&self, controller: ControllerName) -> Reconciler {
+        Reconciler::new(
+            controller,
+            Arc::clone(&self.metrics),
+            self.drivers.clone(),
+            self.machine_context.events.clone(),
+        )
+    }
+
+    /// How many reconciles of each kind run at the same time. Those that take taints off Nodes call no
+    /// driver.
+    fn worker_counts(&self) -> WorkerCounts {
+        let options = &self.options;
+        WorkerCounts {
+            machines: self.workers(options.machine_concurrency),
+            clusters: self.workers(options.cluster_concurrency),
+            templates: self.workers(options.template_concurrency),
+            taints: WORKLOAD_CLUSTER_CONCURRENCY,
+            drains: self.workers(WORKLOAD_CLUSTER_CONCURRENCY),
+        }
+    }
+
+    /// How many reconciles of a kind run at the same time: as many as were asked for, and one for each permit
+    /// of a driver. Only a reconcile with a permit waits for a driver, so that drivers that hang, however
+    /// many, leave the others their workers.
+    fn workers(&self, asked: u16) -> u16 {
+        let permits = self.drivers.iter().map(|driver| driver.max_concurrent_calls());
+        let all = permits.fold(u32::from(asked), u32::saturating_add);
+        u16::try_from(all).unwrap_or(u16::MAX)
+    }
+
+    async fn run_inventory(&self) {
+        let context = inventory::Context {
+            client: self.client.clone(),
+            caches: self.caches.clone(),
+            drivers: self.drivers.clone(),
+        };
+        let (queue, machine_context) = (
+            self.infra_machine_queue.clone(),
+            Arc::clone(&self.machine_context),
+        );
+        let cache = self.caches.infra_machines.clone();
+        let report = move |result: ListResult<'_>| match result {
+            ListResult::Contradicted(machine, presence) => {
+                let hint = match presence {
+                    Presence::Missing => LookUpHint::Missing,
+                    Presence::Back => LookUpHint::Back,
+                    Presence::Unchanged => return,
+                };
+                if let Some(object) = machine.object() {
+                    machine_context.states.hint(object.meta().uid(), hint);
+                    queue.enqueue_key(machine.key().clone());
+                }
+            }
+            ListResult::Confirmed(confirmed) => {
+                let is_confirmed = |uid: &str| confirmed.contains(&cache.number(uid));
+                machine_context.states.drop_list_hints(is_confirmed);
+            }
+        };
+        inventory::run(context, self.options.inventory_interval, report).await;
+    }
+
+    async fn forget_answered_creates(&self) {
+        let mut ticks = tokio::time::interval(ANSWERS_KEPT / 6);
+        loop {
+            ticks.tick().await;
+            if let Ok(time) = wall_clock::now().checked_sub(ANSWERS_KEPT) {
+                self.machine_context.states.forget_answered_before(time);
+            }
+        }
+    }
+
+    async fn run_orphans(&self) {
+        let context = orphans::Context {
+            client: self.client.clone(),
+            caches: self.caches.clone(),
+            drivers: self.drivers.clone(),
+            metrics: Arc::clone(&self.metrics),
+            events: self.machine_context.events.clone(),
+            policies: self.policies(),
+            deletion_log: Arc::clone(&self.deletion_log),
+            namespace: self.options.namespace.clone(),
+            options: self.options.orphans,
+        };
+        orphans::run(context).await;
+    }
+
+    fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        match &self.options.namespace {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        }
+    }
+
+    fn filtered(&self) -> watcher::Config {
+        match &self.options.watch_filter {
+            Some(value) => in_pages().labels(&format!("{}={value}", labels::WATCH_FILTER)),
+            None => in_pages(),
         }
     }
 }
 
-/// Makes readiness wait until identities are guarded: objects that are restored or moved here when this
-/// replica is ready need no confirmation by an administrator. Never ends.
-async fn show_policies(mut installation: Receiver<Installation>, policies: Pending) {
-    loop {
-        let now = installation.borrow_and_update().clone();
-        match now {
-            Installation::Seen => break,
-            Installation::NotYet(why) => policies.set_reason(&why),
-        }
-        if installation.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-    policies.ready();
-    std::future::pending::<()>().await;
+/// How many reconciles run at the same time.
+#[derive(Debug, PartialEq, Eq)]
+struct WorkerCounts {
+    /// Reconciles of InfraMachines, and as many of InfraMachineRemediations.
+    machines: u16,
+    clusters: u16,
+    templates: u16,
+    /// Reconciles of InfraMachines whose Nodes have the not-ready taint.
+    taints: u16,
+    /// Reconciles of Machines whose volumes are drained: before an eviction each may ask a driver for the ids
+    /// of volumes.
+    drains: u16,
 }
 
-async fn until_done(watches: Vec<BoxFuture<'static, ()>>, done: CancellationToken) {
-    tokio::select! {
-        _ = futures::future::select_all(watches) => {}
-        () = done.cancelled() => {}
+/// A kind, and a future that resolves when its cache is filled.
+type Filled<'a> = (Cow<'static, str>, BoxFuture<'a, Result<(), WriterDropped>>);
+
+fn filled<K: Cached>(cache: &Cache<K>) -> Filled<'_> {
+    (K::kind(&()), cache.wait_until_synced().boxed())
+}
+
+fn in_pages() -> watcher::Config {
+    watcher::Config::default().page_size(PAGE)
+}
+
+/// The writers of the caches.
+struct Writers {
+    machines: Writer<Machine>,
+    clusters: Writer<Cluster>,
+    infra_machines: Writer<DeserializeGuard<InfraMachine>>,
+    infra_machine_templates: Writer<DeserializeGuard<InfraMachineTemplate>>,
+    infra_clusters: Writer<DeserializeGuard<InfraCluster>>,
+}
+
+fn caches() -> (Caches, Writers) {
+    let writers = Writers {
+        machines: Writer::default(),
+        clusters: Writer::default(),
+        infra_machines: Writer::default(),
+        infra_machine_templates: Writer::default(),
+        infra_clusters: Writer::default(),
+    };
+    let caches = Caches {
+        machines: writers.machines.as_reader(),
+        clusters: writers.clusters.as_reader(),
+        infra_machines: writers.infra_machines.as_reader(),
+        infra_machine_templates: writers.infra_machine_templates.as_reader(),
+        infra_clusters: writers.infra_clusters.as_reader(),
+    };
+    (caches, writers)
+}
+
+/// Runs all futures to their end. Unlike `join_all`, it polls only those that were woken.
+async fn run_all(futures: Vec<BoxFuture<'_, ()>>) {
+    let mut running: FuturesUnordered<_> = futures.into_iter().collect();
+    while running.next().await.is_some() {}
+}
+
+/// Returns a function that enqueues an object.
+fn enqueue<K: Resource<DynamicType = ()> + 'static>(queue: &WorkQueue<K>) -> Enqueue {
+    let queue = queue.clone();
+    Arc::new(move |name| queue.enqueue_key(name))
+}
+
+/// The name of a driver as a label of metrics; an empty name stays empty.
+fn driver_label<'a>(drivers: &ConfiguredDrivers, name: &'a str) -> &'a str {
+    if name.is_empty() || drivers.named(name).is_some() {
+        name
+    } else {
+        UNKNOWN_DRIVER
     }
 }

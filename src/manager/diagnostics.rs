@@ -10,7 +10,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 
 use super::reviewer::{Decision, Reviewer};
-use crate::metrics::{CONTENT_TYPE, Metrics};
+use crate::telemetry::metrics::{CONTENT_TYPE, Metrics};
 use cmi_driver::ErrorChain;
 
 /// `/metrics` for every caller.

@@ -29,9 +29,9 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
+use crate::api::wall_clock;
+use crate::apiserver::leadership::Leadership;
 use crate::apiserver::{OutageLog, outage_log};
-use crate::leadership::Leadership;
-use crate::wall_clock;
 use cmi_driver::ErrorChain;
 
 /// How many renewals may wait for an answer at the same time.

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::workload_cluster;
+use crate::nodes::workload_cluster;
 
 /// A client of an API server that is a function.
 pub(super) fn client_of(

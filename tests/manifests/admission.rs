@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use capcmi::{
+    admission::manifests::{self, Part},
     admission::{AdmissionPolicies, Enforcement, UNCONFIRMED},
-    manifests::{self, Part},
-    metrics::Metrics,
+    telemetry::metrics::Metrics,
 };
 use kube::{
     Api, Client, Config, ResourceExt,

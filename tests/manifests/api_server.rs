@@ -5,8 +5,8 @@ use std::{fmt::Debug, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use capcmi::{
+    admission::manifests,
     api::{GROUP, MACHINE_FINALIZER, VERSION},
-    manifests,
 };
 use kube::{
     Api, Client, Config,

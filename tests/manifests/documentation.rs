@@ -203,7 +203,9 @@ fn every_phase_that_machines_are_counted_by_is_explained() -> Result<()> {
         .lines()
         .skip_while(|line| !line.starts_with("`phase` is one of"));
     let values: String = values.take_while(|line| !line.is_empty()).collect();
-    for phase in capcmi::metrics::MachinePhase::ALL.map(capcmi::metrics::MachinePhase::name) {
+    for phase in
+        capcmi::telemetry::metrics::MachinePhase::ALL.map(capcmi::telemetry::metrics::MachinePhase::name)
+    {
         ensure!(
             values.contains(&format!("`{phase}`")),
             "docs/reference/metrics.md lacks {phase}"

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use capcmi::{
+    admission::manifests,
     api::{GROUP, VERSION},
-    manifests,
 };
 use kube::{
     Api,

@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use capcmi::api::conditions::READY;
-use capcmi::identity;
+use capcmi::api::identity;
 use serde_json::json;
 
 use crate::support::by_hand::says;

@@ -2,8 +2,8 @@
 //! proves the restarts, and `samples` that a MachineHealthCheck causes them.
 
 use anyhow::{Context, Result, ensure};
+use capcmi::admission::manifests::{self, Part};
 use capcmi::api::v1alpha1::{InfraMachineRemediation, RemediationPhase};
-use capcmi::manifests::{self, Part};
 use cmi_driver::Operation;
 use cmi_simulated::Vm;
 use jiff::Timestamp;

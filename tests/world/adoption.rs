@@ -3,8 +3,8 @@
 use anyhow::{Context as _, Result, anyhow, ensure};
 use capcmi::api::annotations;
 use capcmi::api::conditions::READY;
+use capcmi::api::identity;
 use capcmi::api::v1alpha1::InfraMachine;
-use capcmi::identity;
 use cmi_driver::{Operation, tags};
 use cmi_simulated::{Phase, PlantedVm};
 use kube::ResourceExt;

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use capcmi::api::annotations;
+use capcmi::api::identity;
 use capcmi::api::v1alpha1::{InfraMachine, OperationState, OperationType};
-use capcmi::identity;
 use cmi_driver::tags;
 use cmi_simulated::{PlantedVm, Vm};
 use management_cluster::eventually;

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use capcmi::api::conditions;
-use capcmi::wall_clock;
+use capcmi::api::wall_clock;
 use capcmi_cli::describe;
 use k8s_openapi::api::events::v1::Event;
 use kube::ResourceExt;

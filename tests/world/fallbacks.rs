@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use capcmi::api::conditions;
+use capcmi::api::identity;
 use capcmi::api::v1alpha1::{InfraMachine, LastOperation, OperationState, OperationType};
-use capcmi::identity;
-use capcmi::metrics::MachinePhase;
-use capcmi::wall_clock;
+use capcmi::api::wall_clock;
+use capcmi::telemetry::metrics::MachinePhase;
 use cmi_driver::Operation;
 use cmi_simulated::{CallLine, Phase, PlantedVm};
 use serde_json::json;

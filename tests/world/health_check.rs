@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions::{DRIVER_REACHABLE, READY};
 use capcmi::api::v1alpha1::InfraMachine;
-use capcmi::wall_clock;
+use capcmi::api::wall_clock;
 use cmi_driver::Operation;
 use cmi_simulated::{Condition, VmId};
 use kube::api::{Patch, PatchParams};

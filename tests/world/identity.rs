@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions::{self, DELETING, READY};
+use capcmi::api::identity;
 use capcmi::api::v1alpha1::InfraCluster;
 use capcmi::api::{MACHINE_FINALIZER, annotations};
-use capcmi::identity;
 use cmi_driver::Operation;
 use cmi_simulated::PlantedVm;
 use fake_apiserver::Recorded;

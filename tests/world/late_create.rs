@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions::{DELETING, READY};
+use capcmi::api::identity;
 use capcmi::api::v1alpha1::InfraMachine;
-use capcmi::identity;
 use cmi_driver::Operation;
 use serde_json::json;
 

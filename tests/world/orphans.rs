@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use capcmi::identity;
+use capcmi::api::identity;
 use capcmi::manager::OrphanOptions;
 use cmi_driver::Operation;
 use cmi_simulated::{PlantedVm, Vm};

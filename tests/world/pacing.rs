@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions::{DRIVER_REACHABLE, READY};
-use capcmi::wall_clock;
+use capcmi::api::wall_clock;
 use cmi_driver::Operation;
 use cmi_simulated::{CallLine, Phase};
 use jiff::Timestamp;

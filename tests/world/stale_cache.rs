@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use capcmi::api::annotations::VM_RECORD;
+use capcmi::api::identity::{self, VmState};
 use capcmi::api::v1alpha1::InfraMachine;
-use capcmi::identity::{self, VmState};
 use cmi_driver::Operation;
 use cmi_simulated::{Phase, Vm};
 use fake_apiserver::FakeApiServer;

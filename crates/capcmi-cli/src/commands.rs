@@ -17,10 +17,10 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use capcmi::cli::terminal::print_line;
-use capcmi::cli::{CommandError, ResultExt as _, api_server, block_on, finish};
 use capcmi::manager;
-use capcmi::telemetry::LogArgs;
+use capcmi::manager::cli::terminal::print_line;
+use capcmi::manager::cli::{CommandError, ResultExt as _, api_server, block_on, finish};
+use capcmi::telemetry::logs::LogArgs;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use kube::Client;
 
@@ -139,6 +139,6 @@ mod tests {
             command.get_subcommands().for_each(check);
         }
         check(&Cli::command());
-        check(&capcmi::cli::command());
+        check(&capcmi::manager::cli::command());
     }
 }

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use crate::markdown;
-use capcmi::manifests;
+use capcmi::admission::manifests;
 
 /// The place in a template below which the fields are those of another kind.
 const TEMPLATED: &str = "spec.template.spec";

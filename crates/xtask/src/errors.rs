@@ -1,7 +1,7 @@
 //! The meaning of each machine code, from the controller's own table.
 
 use crate::markdown;
-use capcmi::retry::{Disposition, Stage, disposition};
+use capcmi::api::retry::{Disposition, Stage, disposition};
 use cmi_driver::Code;
 
 /// The calls until a VM is up. Together with the groups below, every call is in one table, and no table is

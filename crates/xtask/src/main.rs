@@ -111,7 +111,7 @@ fn block(name: &str) -> Result<String> {
         "codes of a VM that is up" => errors::matrix(errors::UP),
         "codes on the way down" => errors::matrix(errors::WAY_DOWN),
         "codes of calls without a VM" => errors::matrix(errors::WITHOUT_VM),
-        "flags" => flags::table(capcmi::cli::command(), ""),
+        "flags" => flags::table(capcmi::manager::cli::command(), ""),
         "driver serve flags" => flags::table(capcmi_cli::commands::command(), "driver serve"),
         "metrics" => metrics::table(),
         "timeouts" => timeouts::table(),

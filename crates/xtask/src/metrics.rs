@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::markdown;
-use capcmi::metrics::{
+use capcmi::telemetry::metrics::{
     BreakerCount, ControllerName, MachineCount, MachinePhase, Metrics, OrphanReason, PermitCount,
     ReconcileResult,
 };

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use capcmi::configured_driver::Timeouts;
+use capcmi::driver::Timeouts;
 use cmi_driver::Operation;
 
 use crate::markdown;

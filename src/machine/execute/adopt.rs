@@ -4,9 +4,9 @@ use super::initialize::uninitialized;
 use super::look_up::LookUpResult;
 use super::{ExecuteError, Executor};
 use crate::api::conditions::{self, reason};
+use crate::api::retry::Stage;
 use crate::machine::outcome::{Blocked, Outcome};
 use crate::machine::plan::{Adopt, LOOK_UP_INTERVAL, cannot_look_up};
-use crate::retry::Stage;
 
 impl Executor<'_, '_, '_> {
     /// Adopts the VM that the driver confirms.

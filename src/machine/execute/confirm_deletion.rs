@@ -8,10 +8,10 @@ use tokio::time::Instant;
 use super::Executor;
 use super::vm::VmPresence;
 use crate::api::conditions::reason;
+use crate::api::retry::{Disposition, MIN_REQUEUE};
 use crate::apiserver::Error;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::{Delete, PendingCreate};
-use crate::retry::{Disposition, MIN_REQUEUE};
 use cmi_driver::{MachineClass, Operation, ProviderId};
 
 impl Executor<'_, '_, '_> {

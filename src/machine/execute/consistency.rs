@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Executor;
+use crate::api::retry::MIN_REQUEUE;
 use crate::machine::outcome::Outcome;
-use crate::retry::MIN_REQUEUE;
 use cmi_driver::ProviderId;
 
 impl Executor<'_, '_, '_> {

@@ -3,11 +3,11 @@
 use super::vm::VmPresence;
 use super::{ExecuteError, Executor};
 use crate::api::conditions::reason;
+use crate::api::identity::VmRecord;
+use crate::api::retry::Disposition;
 use crate::apiserver::InvalidSecret;
-use crate::identity::VmRecord;
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
 use crate::machine::plan::Delete;
-use crate::retry::Disposition;
 use cmi_driver::{Code, MachineClass, Operation, Secrets};
 
 impl Executor<'_, '_, '_> {
@@ -165,7 +165,7 @@ mod tests {
     use cmi_driver::Status;
 
     use super::*;
-    use crate::retry::Stage;
+    use crate::api::retry::Stage;
 
     /// A machine whose spec was never valid can be deleted, whatever the driver thinks of the spec.
     #[test]

@@ -2,10 +2,10 @@
 
 use super::look_up::another_vm;
 use super::{ExecuteError, Executor};
-use crate::configured_driver::VM_LOCK_WAIT;
-use crate::identity;
+use crate::api::identity;
+use crate::api::retry::{Disposition, Stage};
+use crate::driver::VM_LOCK_WAIT;
 use crate::machine::outcome::{Failure, Outcome};
-use crate::retry::{Disposition, Stage};
 use cmi_driver::{InitializeMachineRequest, LastKnownState, MachineClass, MachineRef, Operation, ProviderId};
 
 /// A VM that exists and may have to be initialized.

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Executor;
-use crate::identity::MachineId;
+use crate::api::identity::MachineId;
+use crate::api::retry::{Disposition, Stage, VmObservation};
 use crate::machine::outcome::Failure;
-use crate::retry::{Disposition, Stage, VmObservation};
 use cmi_driver::{
     self, Code, ListMachinesRequest, ListedMachine, MachineClass, Operation, ProviderId, Status,
 };

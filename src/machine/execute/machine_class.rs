@@ -3,10 +3,10 @@
 use std::sync::LazyLock;
 
 use super::{ExecuteError, Executor};
+use crate::api::identity;
 use crate::api::{ObjectMetaExt as _, annotations};
 use crate::apiserver::secrets;
-use crate::credentials;
-use crate::identity;
+use crate::driver::credentials;
 use crate::machine::status::SecretMovability;
 use cmi_driver::{MachineClass, ProviderSpec};
 

@@ -7,13 +7,13 @@ use super::initialize::{made, uninitialized};
 use super::look_up::LookUpResult;
 use super::{ExecuteError, Executor};
 use crate::api::conditions::{self, reason};
-use crate::configured_driver::is_circuit_open;
-use crate::identity::{VmEvent, VmState};
+use crate::api::identity::{VmEvent, VmState};
+use crate::api::retry::{Disposition, MIN_REQUEUE, Stage};
+use crate::api::wall_clock;
+use crate::driver::is_circuit_open;
 use crate::machine::Context;
 use crate::machine::outcome::{Blocked, Failure, Outcome};
 use crate::machine::plan::{LOOK_UP_INTERVAL, PendingCreate, Provision};
-use crate::retry::{Disposition, MIN_REQUEUE, Stage};
-use crate::wall_clock;
 use cmi_driver::{Code, CreateMachineRequest, MachineClass, MachineRef, Operation};
 
 impl Executor<'_, '_, '_> {
@@ -237,8 +237,8 @@ fn left_by_refusal(before: VmState, failure: &Failure) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::retry;
     use crate::machine::fixtures::at;
-    use crate::retry;
     use cmi_driver::Status;
 
     fn left(before: VmState, status: Status) -> Option<bool> {

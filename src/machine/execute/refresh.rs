@@ -3,9 +3,9 @@
 use super::initialize::{made, uninitialized};
 use super::look_up::LookUpResult;
 use super::{ExecuteError, Executor};
+use crate::api::retry::Stage;
 use crate::machine::outcome::Outcome;
 use crate::machine::plan::{Initialize, Refresh};
-use crate::retry::Stage;
 use cmi_driver::Operation;
 
 impl Executor<'_, '_, '_> {

@@ -6,12 +6,12 @@ use jiff::Timestamp;
 
 use super::Executor;
 use crate::api::conditions::reason;
+use crate::api::identity::{self, VmEvent, VmRecord};
+use crate::api::retry::{Disposition, Stage};
+use crate::api::wall_clock;
 use crate::apiserver::Error;
-use crate::identity::{self, VmEvent, VmRecord};
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::{Delete, SHUT_DOWN_TRIES, ShutDown};
-use crate::retry::{Disposition, Stage};
-use crate::wall_clock;
 use cmi_driver::{
     self, Code, LastKnownState, Machine, MachineClass, MachineRef, Operation, PowerState,
     ShutDownMachineRequest, Status,
@@ -212,8 +212,8 @@ fn after_shut_down(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::retry;
     use crate::machine::fixtures::at;
-    use crate::retry;
 
     const PACE: Duration = Duration::from_secs(15);
 

@@ -2,13 +2,13 @@
 
 use super::{ExecuteError, Executor};
 use crate::api::annotations;
+use crate::api::identity::{self, VmEvent, VmRecord};
+use crate::api::retry::Stage;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
-use crate::configured_driver::VM_LOCK_WAIT;
-use crate::identity::{self, VmEvent, VmRecord};
+use crate::api::wall_clock;
+use crate::driver::VM_LOCK_WAIT;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::Update;
-use crate::retry::Stage;
-use crate::wall_clock;
 use cmi_driver::{MachineRef, Operation, ProviderSpec, UpdateMachineRequest};
 
 impl Executor<'_, '_, '_> {

@@ -1,10 +1,10 @@
 //! The calls about the machine's VM that more than one step makes.
 
 use super::Executor;
+use crate::api::identity;
+use crate::api::retry::{Disposition, Stage, VmObservation};
 use crate::apiserver::Error;
-use crate::identity;
 use crate::machine::outcome::Failure;
-use crate::retry::{Disposition, Stage, VmObservation};
 use cmi_driver::{
     DeleteMachineRequest, GetMachineStatusRequest, Machine, MachineClass, MachineRef, Operation, ProviderId,
 };

@@ -12,16 +12,16 @@ use serde_json::json;
 use super::*;
 use crate::admission::AdmissionPolicies;
 use crate::api::DeserializeGuard;
+use crate::api::identity::VmState;
 use crate::apiserver::Events;
-use crate::caches::{Caches, ClusterIds};
-use crate::configured_driver::ConfiguredDrivers;
-use crate::configured_driver::tests::{FakeDriver, configured_driver};
-use crate::driver_resolution::{Choice, choice};
-use crate::identity::VmState;
+use crate::driver::ConfiguredDrivers;
+use crate::driver::resolution::{Choice, choice};
+use crate::driver::tests::{FakeDriver, configured_driver};
 use crate::machine::fixtures::{MachineFixture, machine};
 use crate::machine::outcome::RetryTrigger;
 use crate::machine::runtime_state::{Retry, RuntimeState, UnimplementedCall};
-use crate::metrics::Metrics;
+use crate::reconcile::caches::{Caches, ClusterIds};
+use crate::telemetry::metrics::Metrics;
 use cmi_driver::{Capabilities, Code, SpecSchema, Status};
 
 /// A driver called `pool`, and nothing else.
@@ -183,7 +183,7 @@ async fn a_machine_that_wants_a_vm_sees_every_other_that_names_it() {
         machine
     };
     let (first, second) = (wants("ns1", "m1"), wants("ns2", "m2"));
-    let (infra_machines, mut writer) = crate::caches::cache();
+    let (infra_machines, mut writer) = crate::reconcile::caches::cache();
     let mut ctx = context(FakeDriver::default());
     ctx.caches.infra_machines = infra_machines;
     writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(first.clone()))));

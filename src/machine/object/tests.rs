@@ -6,8 +6,8 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::api::conditions::{self, reason};
+use crate::api::identity::VmState;
 use crate::api::v1alpha1::{InfraMachineInitialization, OperationState};
-use crate::identity::VmState;
 use crate::machine::fakes::Server;
 use crate::machine::fixtures::{at, machine, now, record};
 

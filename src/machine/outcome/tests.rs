@@ -1,8 +1,8 @@
 //! How long every failure is waited for, and what it says.
 
 use super::*;
-use crate::leadership::NotLeader;
-use crate::retry::{FIRST_BACKOFF, LONG_WAIT, MAX_BACKOFF};
+use crate::api::retry::{FIRST_BACKOFF, LONG_WAIT, MAX_BACKOFF};
+use crate::apiserver::leadership::NotLeader;
 
 fn failure(stage: Stage, code: Code) -> Failure {
     Failure::new(stage, Status::new(code, "no"))

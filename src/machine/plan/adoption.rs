@@ -10,12 +10,12 @@ use super::{
 use crate::api::annotations;
 use crate::api::cluster_api::Machine;
 use crate::api::conditions::{self, reason};
+use crate::api::identity::{Adoption, InvalidSpec, VmRecord};
+use crate::api::retry::LONG_WAIT;
 use crate::api::v1alpha1::InfraMachine;
-use crate::configured_driver::{KnownDriver, PERMIT_WAIT};
-use crate::identity::{Adoption, InvalidSpec, VmRecord};
+use crate::driver::{KnownDriver, PERMIT_WAIT};
 use crate::machine::adoption::{given_state, given_tags};
 use crate::machine::outcome::{Blocked, Outcome};
-use crate::retry::LONG_WAIT;
 use cmi_driver::{Operation, ProviderSpec};
 
 /// How long until the next look-up of a VM that the driver does not see: one that is to be adopted, or that a

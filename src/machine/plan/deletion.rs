@@ -11,12 +11,12 @@ use super::{
 };
 use crate::api::annotations;
 use crate::api::conditions::{self, reason};
+use crate::api::identity::{self, Adoption, VmRecord, VmState};
 use crate::api::v1alpha1::{InfraMachine, OperationType};
-use crate::configured_driver::{DriverState, KnownDriver, PERMIT_WAIT};
-use crate::identity::{self, Adoption, VmRecord, VmState};
+use crate::api::wall_clock::{elapsed, remaining};
+use crate::driver::{DriverState, KnownDriver, PERMIT_WAIT};
 use crate::machine::finalizer::has_finalizer;
 use crate::machine::outcome::{Outcome, RemovalReason};
-use crate::wall_clock::{elapsed, remaining};
 use cmi_driver::Operation;
 
 /// How long the guest gets to shut down when the object does not say, in seconds.

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use crate::api::identity::{MadeFrom, VmRecord};
 use crate::api::v1alpha1::OperationType;
-use crate::configured_driver::{HalfOpenReason, Priority};
-use crate::identity::{MadeFrom, VmRecord};
+use crate::api::wall_clock::elapsed;
+use crate::driver::{HalfOpenReason, Priority};
 use crate::machine::outcome::Outcome;
-use crate::wall_clock::elapsed;
 use cmi_driver::{ProviderId, ProviderSpec};
 
 /// What has to be done for a machine.

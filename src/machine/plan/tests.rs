@@ -6,13 +6,13 @@ use serde_json::json;
 
 use super::*;
 use crate::api::conditions::ConditionStatus;
+use crate::api::retry::Stage;
 use crate::api::v1alpha1::OperationType;
-use crate::configured_driver::Priority;
+use crate::driver::Priority;
 use crate::machine::fixtures::{INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world};
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::runtime_state::RetryCondition;
 use crate::machine::status::{self, RetryTiming};
-use crate::retry::Stage;
 use cmi_driver::{Operation, Status};
 
 mod adoption;
@@ -294,7 +294,7 @@ fn a_machine_that_failed_for_good_says_that_it_is_paused_and_that_it_is_not_any_
 
 #[test]
 fn only_a_controller_of_kind_machine_and_cluster_apis_group_is_the_owner() {
-    use crate::caches::machine_owner;
+    use crate::reconcile::caches::machine_owner;
     let owned = |api_version, kind, controller| {
         machine_owner(&machine().owned_by(api_version, kind, controller).build().metadata).is_some()
     };

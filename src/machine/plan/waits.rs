@@ -8,12 +8,14 @@ use tokio::time::Instant;
 use super::Observed;
 use crate::api::ObjectMetaExt as _;
 use crate::api::conditions::{self, ConditionStatus};
+use crate::api::retry::{
+    BACKOFF_JITTER, FIRST_BACKOFF, MAX_BACKOFF, MAX_REQUESTED_DELAY, MIN_REQUEUE, jitter,
+};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
+use crate::api::wall_clock::{elapsed, until};
 use crate::machine::outcome::RetryTrigger;
 use crate::machine::runtime_state::{Retry, RetryCondition, UnimplementedCall};
-use crate::reconciler::Action;
-use crate::retry::{BACKOFF_JITTER, FIRST_BACKOFF, MAX_BACKOFF, MAX_REQUESTED_DELAY, MIN_REQUEUE, jitter};
-use crate::wall_clock::{elapsed, until};
+use crate::reconcile::Action;
 use cmi_driver::{Code, Operation};
 
 /// After a start, the machines that waited for capacity come within this time.

@@ -2,9 +2,9 @@
 
 use crate::api::annotations;
 use crate::api::conditions::{self, ConditionStatus, reason};
+use crate::api::identity::{self, Adoption};
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::NewEvent;
-use crate::identity::{self, Adoption};
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
 use cmi_driver::{Code, PowerState};
 

@@ -1,9 +1,9 @@
 //! The log line for a new failure of a machine: there are as many as there are warning events.
 
 use crate::api::conditions;
+use crate::api::identity::driver_name;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::NewEvent;
-use crate::identity::driver_name;
 use crate::machine::gather::Gathered;
 use crate::machine::outcome::{Outcome, RemovalReason};
 use crate::machine::status::RetryTiming;
@@ -24,7 +24,7 @@ pub fn failure(
     let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
     let resolved = gathered
         .configured_driver()
-        .map(crate::configured_driver::ConfiguredDriver::name);
+        .map(crate::driver::ConfiguredDriver::name);
     let next_try = timing
         .wait
         .and_then(|wait| timing.now.checked_add(wait).ok())
@@ -75,10 +75,10 @@ fn of_call(during: OperationType, operation: Option<Operation>, is_up: bool) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::retry::Stage;
     use crate::machine::fixtures::{machine, world};
     use crate::machine::outcome::Failure;
     use crate::machine::plan::Plan;
-    use crate::retry::Stage;
     use cmi_driver::{Code, Status};
 
     #[test]

@@ -2,11 +2,11 @@
 
 use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::InfraMachine;
+use crate::api::wall_clock;
+use crate::api::wall_clock::elapsed;
 use crate::machine::Context;
 use crate::machine::gather::Gathered;
-use crate::metrics::MachinePhase;
-use crate::wall_clock;
-use crate::wall_clock::elapsed;
+use crate::telemetry::metrics::MachinePhase;
 
 /// Returns the phase whose definition a machine fits.
 pub fn phase(machine: &InfraMachine) -> MachinePhase {

@@ -7,9 +7,9 @@ use crate::api::conditions::{
     self, DRIVER_REACHABLE, READY, VIRTUAL_MACHINE_CREATED, VIRTUAL_MACHINE_INITIALIZED,
     VIRTUAL_MACHINE_UP_TO_DATE, reason,
 };
+use crate::api::retry::Disposition;
 use crate::api::v1alpha1::{LastOperation, OperationState, OperationType};
 use crate::machine::outcome::Failure;
-use crate::retry::Disposition;
 use cmi_driver::Operation;
 
 /// How long a creation may take when the object does not say, in seconds.

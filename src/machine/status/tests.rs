@@ -7,15 +7,15 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::*;
+use crate::api::identity::InvalidSpec;
+use crate::api::retry::Stage;
 use crate::api::v1alpha1::SecretReference;
 use crate::api::{annotations, labels};
 use crate::apiserver::InvalidSecret;
-use crate::identity::InvalidSpec;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, reachability, world};
 use crate::machine::outcome::Failure;
 use crate::machine::plan::{Plan, restored};
 use crate::machine::runtime_state::RetryCondition;
-use crate::retry::Stage;
 use cmi_driver::Status;
 
 const LONG: usize = 20_000;

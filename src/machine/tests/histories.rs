@@ -27,12 +27,12 @@ use crate::api::cluster_api::{
     Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
     ObjectReference,
 };
+use crate::api::identity;
 use crate::api::v1alpha1::InfraMachine;
-use crate::configured_driver::{ConfiguredDriver, Limits, Namespaces, Settings};
-use crate::identity;
-use crate::leadership::Leadership;
-use crate::metrics::Metrics;
-use crate::wall_clock;
+use crate::api::wall_clock;
+use crate::apiserver::leadership::Leadership;
+use crate::driver::{ConfiguredDriver, Limits, Namespaces, Settings};
+use crate::telemetry::metrics::Metrics;
 use cmi_driver::{
     Capabilities, Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
     DeleteMachineResponse, Driver, GetMachineStatusRequest, Operation, PluginInfo, ProviderId, Readiness,
@@ -419,10 +419,10 @@ fn process(server: &Server, back_end: &BackEnd, next_write: &Arc<Mutex<Option<Fa
         }
     });
     ctx.client = Client::new(service, "default");
-    let (machines, mut writer) = crate::caches::cache();
+    let (machines, mut writer) = crate::reconcile::caches::cache();
     writer.apply(Arc::new(owner()));
     ctx.caches.machines = machines;
-    let (clusters, mut writer) = crate::caches::cache();
+    let (clusters, mut writer) = crate::reconcile::caches::cache();
     writer.apply(Arc::new(cluster()));
     ctx.caches.clusters = clusters;
     Arc::new(ctx)

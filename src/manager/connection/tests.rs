@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio::time::timeout;
 
 use super::*;
-use crate::leadership::{Leadership, is_not_leader};
+use crate::apiserver::leadership::{Leadership, is_not_leader};
 use crate::manager::client::{controller_client, manager_client};
 use crate::manager::{ApiServer, Protocol};
 

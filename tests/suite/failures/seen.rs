@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use capcmi::api::annotations;
 use capcmi::api::conditions;
-use capcmi::identity::VmRecord;
+use capcmi::api::identity::VmRecord;
 use jiff::Timestamp;
 use management_cluster::eventually;
 use serde::{Deserialize, Serialize};

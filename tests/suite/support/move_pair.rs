@@ -1,7 +1,7 @@
 //! Two management clusters with a provider each, for what `clusterctl move` takes from one to the other.
 
 use anyhow::Result;
-use capcmi::manifests::{self, Part};
+use capcmi::admission::manifests::{self, Part};
 use management_cluster::stand_in::StandInController;
 
 use super::provider::Replica;

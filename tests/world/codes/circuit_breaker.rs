@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions;
-use capcmi::retry::LONG_WAIT;
+use capcmi::api::retry::LONG_WAIT;
 use cmi_driver::Operation;
 use cmi_simulated::{CallLine, Phase};
 use management_cluster::eventually;

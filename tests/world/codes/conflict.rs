@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use capcmi::api::conditions;
-use capcmi::identity;
+use capcmi::api::identity;
 use cmi_driver::Operation;
 use fake_apiserver::Fate;
 use management_cluster::eventually;

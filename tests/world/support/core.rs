@@ -176,7 +176,7 @@ async fn wait_for_hook(own: &Api<DynamicObject>, machine: &DynamicObject) -> Res
     if !machine.data["status"]["deletion"]["waitForPreDrainHookStartTime"].is_null() {
         return Ok(());
     }
-    let since = capcmi::wall_clock::now()
+    let since = capcmi::api::wall_clock::now()
         .strftime("%Y-%m-%dT%H:%M:%SZ")
         .to_string();
     let condition = json!({

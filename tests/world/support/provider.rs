@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use capcmi::configured_driver::{CredentialsDirectory, Limits, Namespaces, Settings};
+use capcmi::driver::{CredentialsDirectory, Limits, Namespaces, Settings};
 use capcmi::manager::{
     self, ApiServer, ControllerOptions, Diagnostics, Election, OrphanOptions, RuntimeExtension, Setup,
 };
-use capcmi::metrics::Metrics;
+use capcmi::telemetry::metrics::Metrics;
 use cmi_driver::Driver;
 use cmi_simulated::SimulatedDriver;
 use fake_apiserver::{Call, Fate};
@@ -247,9 +247,8 @@ fn driver(entry: &Value, world: &World, trap: &Trap) -> Result<(Settings, Arc<dy
                         continue;
                     }
                     let mut operations = cmi_driver::Operation::ALL.into_iter();
-                    let named = |operation: &cmi_driver::Operation| {
-                        capcmi::configured_driver::Timeouts::key(*operation) == name
-                    };
+                    let named =
+                        |operation: &cmi_driver::Operation| capcmi::driver::Timeouts::key(*operation) == name;
                     let operation = operations
                         .find(named)
                         .with_context(|| format!("`{name}` is no call"))?;

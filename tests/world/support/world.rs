@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use capcmi::admission::as_installed;
-use capcmi::wall_clock;
-use capcmi::workload_cluster::{Dial, network};
+use capcmi::api::wall_clock;
+use capcmi::nodes::workload_cluster::{Dial, network};
 use cmi_simulated::{Clock, TimerClock};
 use fake_apiserver::{Call, FakeApiServer, Fate, Kind};
 use futures::FutureExt as _;

@@ -16,9 +16,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::plugin_args::PluginArgs;
-use capcmi::cli::terminal::print_line;
-use capcmi::cli::{CommandError, ResultExt as _};
-use capcmi::configured_driver::Timeouts;
+use capcmi::driver::Timeouts;
+use capcmi::manager::cli::terminal::print_line;
+use capcmi::manager::cli::{CommandError, ResultExt as _};
 use cmi_conformance::rules::{self, Proof};
 use cmi_conformance::{
     AnswerMetadata, Case, CaseReport, CommandHooks, Compliance, Config, Connect, ConnectionWire, Hooks,

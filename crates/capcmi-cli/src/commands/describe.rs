@@ -9,9 +9,9 @@ use jiff::Timestamp;
 
 use super::{drivers, reading_client};
 use crate::describe::{self, Scrape};
-use capcmi::cli::terminal::print_line;
-use capcmi::cli::{CommandError, ResultExt as _};
-use capcmi::configured_driver::ConfiguredDrivers;
+use capcmi::driver::ConfiguredDrivers;
+use capcmi::manager::cli::terminal::print_line;
+use capcmi::manager::cli::{CommandError, ResultExt as _};
 
 /// Print one page about a machine or a driver, with its state and the next step. Changes nothing.
 #[derive(Debug, Subcommand)]

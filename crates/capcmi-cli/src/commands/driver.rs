@@ -5,7 +5,7 @@ mod serve;
 
 use clap::Subcommand;
 
-use capcmi::cli::CommandError;
+use capcmi::manager::cli::CommandError;
 
 /// Work with one driver.
 #[derive(Debug, Subcommand)]

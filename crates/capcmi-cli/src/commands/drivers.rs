@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 
-use capcmi::cli::drivers::{build, configured, load};
-use capcmi::cli::drivers_file::DriverConfig;
-use capcmi::cli::terminal::print_line;
-use capcmi::cli::{CommandError, ResultExt as _};
-use capcmi::configured_driver::{ConfiguredDriver, ConfiguredDrivers, Introspection, Priority};
-use capcmi::leadership::Leadership;
-use capcmi::metrics::Metrics;
+use capcmi::apiserver::leadership::Leadership;
+use capcmi::driver::{ConfiguredDriver, ConfiguredDrivers, Introspection, Priority};
+use capcmi::manager::cli::drivers::{build, configured, load};
+use capcmi::manager::cli::drivers_file::DriverConfig;
+use capcmi::manager::cli::terminal::print_line;
+use capcmi::manager::cli::{CommandError, ResultExt as _};
+use capcmi::telemetry::metrics::Metrics;
 use cmi_driver::{Operation, Readiness};
 
 /// Look after the drivers' configuration.

@@ -23,8 +23,8 @@ use crate::migration::source::{CLASS, Source};
 use crate::migration::write;
 use capcmi::api::{annotations, cluster_api};
 use capcmi::apiserver::dynamic;
-use capcmi::cli::terminal::print_line;
-use capcmi::cli::{CommandError, ResultExt as _, api_server, drivers};
+use capcmi::manager::cli::terminal::print_line;
+use capcmi::manager::cli::{CommandError, ResultExt as _, api_server, drivers};
 use cmi_driver::{
     Capabilities, Driver, GenerateMachineClassForMigrationRequest, MachineClassKind, Operation,
 };

@@ -10,10 +10,10 @@ use serde::Serialize;
 use super::table::{Output, table};
 use super::{drivers, reading_client};
 use crate::describe::span;
-use capcmi::cli::CommandError;
-use capcmi::cli::terminal::print_line;
-use capcmi::orphans::plan::Finding;
-use capcmi::orphans::{self, Found, Scan};
+use capcmi::fleet::orphans::plan::Finding;
+use capcmi::fleet::orphans::{self, Found, Scan};
+use capcmi::manager::cli::CommandError;
+use capcmi::manager::cli::terminal::print_line;
 
 /// Look for VMs that no InfraMachine has.
 #[derive(Debug, Subcommand)]
@@ -194,8 +194,8 @@ fn unknown() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use capcmi::orphans::owner::{NamespacedName, Scope};
-    use capcmi::orphans::plan::KeepReason;
+    use capcmi::fleet::orphans::owner::{NamespacedName, Scope};
+    use capcmi::fleet::orphans::plan::KeepReason;
     use cmi_driver::ListedMachine;
 
     fn found(name: &str, finding: Finding) -> Found {

@@ -16,9 +16,9 @@ use self::print::text;
 use self::read::read;
 use super::table::Output;
 use super::{drivers, reading_client};
-use capcmi::cli::CommandError;
-use capcmi::cli::terminal::print_line;
-use capcmi::configured_driver::{ConfiguredDrivers, Priority};
+use capcmi::driver::{ConfiguredDrivers, Priority};
+use capcmi::manager::cli::CommandError;
+use capcmi::manager::cli::terminal::print_line;
 use cmi_driver::Capabilities;
 
 /// Print the effects of another InfraMachineTemplate on a MachineDeployment, field by field and machine by

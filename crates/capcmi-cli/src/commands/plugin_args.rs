@@ -8,8 +8,8 @@ use anyhow::{Context as _, anyhow};
 use clap::Args;
 use tokio::time::{sleep, timeout};
 
-use capcmi::cli::{CommandError, ResultExt as _, driver_kind};
-use capcmi::configured_driver::Timeouts;
+use capcmi::driver::Timeouts;
+use capcmi::manager::cli::{CommandError, ResultExt as _, driver_kind};
 use cmi_grpc::cli::duration;
 use cmi_grpc::client::{ConfigError, Connector, GrpcConfig, GrpcDriver, TlsConfig};
 

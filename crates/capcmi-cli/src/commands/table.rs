@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 
 use crate::describe::columns;
-use capcmi::cli::terminal::printable;
+use capcmi::manager::cli::terminal::printable;
 
 /// The output format of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

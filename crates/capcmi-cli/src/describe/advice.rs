@@ -9,11 +9,11 @@ use super::machine::MachineReport;
 use super::owners::OwnerState;
 use super::vm::VmAnswer;
 use capcmi::api::conditions::{self, ConditionStatus};
+use capcmi::api::identity::{self, driver_name};
 use capcmi::api::reason::{self, Reason};
 use capcmi::api::v1alpha1::{InfraMachine, OperationState};
 use capcmi::api::{ObjectMetaExt as _, annotations};
-use capcmi::configured_driver::ObservedVm;
-use capcmi::identity::{self, driver_name};
+use capcmi::driver::ObservedVm;
 
 /// What an operator should do for a machine, what matters most first; never nothing.
 pub(super) fn steps(facts: &MachineReport, now: Timestamp) -> Vec<String> {

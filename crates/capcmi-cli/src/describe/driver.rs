@@ -13,11 +13,11 @@ use super::scrape::Scrape;
 use capcmi::api::bounded::Bounded;
 use capcmi::api::cluster_api::cluster_name;
 use capcmi::api::conditions::reason;
+use capcmi::api::identity::driver_name;
 use capcmi::api::v1alpha1::{InfraCluster, InfraMachine};
 use capcmi::api::{DeserializeGuard, Parts};
 use capcmi::apiserver::{error_message, pages};
-use capcmi::configured_driver::{ConfiguredDrivers, Introspection, Priority};
-use capcmi::identity::driver_name;
+use capcmi::driver::{ConfiguredDrivers, Introspection, Priority};
 use capcmi::machine::{phase, phase_reason};
 use cmi_driver::Status;
 

@@ -9,8 +9,8 @@ use super::machine_page::summary;
 use super::page::{Page, or_none};
 use super::scrape::Scrape;
 use capcmi::api::{ObjectMetaExt as _, conditions};
-use capcmi::configured_driver::Introspection;
-use capcmi::metrics::MachinePhase;
+use capcmi::driver::Introspection;
+use capcmi::telemetry::metrics::MachinePhase;
 use cmi_driver::{Capabilities, Operation, Readiness};
 
 /// What is known of a driver and what to do next, on one page.

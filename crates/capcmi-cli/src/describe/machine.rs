@@ -11,7 +11,7 @@ use capcmi::api::cluster_api::{Cluster, Machine, cluster_name};
 use capcmi::api::v1alpha1::{InfraCluster, InfraMachine};
 use capcmi::api::{DeserializeGuard, ObjectMetaExt as _, labels};
 use capcmi::apiserver::error_message;
-use capcmi::configured_driver::ConfiguredDrivers;
+use capcmi::driver::ConfiguredDrivers;
 
 /// What is known about a machine.
 #[derive(Clone, Debug)]

@@ -9,10 +9,10 @@ use super::machine::{ClusterSummary, MachineReport};
 use super::owners::{Owner, OwnerState};
 use super::page::{Page, ago, or_none, span};
 use super::vm::VmAnswer;
+use capcmi::api::identity;
 use capcmi::api::v1alpha1::{InfraCluster, InfraMachine, OperationState};
 use capcmi::api::{ObjectMetaExt as _, conditions};
-use capcmi::configured_driver::ObservedVm;
-use capcmi::identity;
+use capcmi::driver::ObservedVm;
 use capcmi::machine::phase;
 
 /// What is known of a machine and what to do next, on one page.
@@ -216,7 +216,7 @@ fn driver(page: &mut Page, machine: &InfraMachine) {
         Some(shown) => format!("{}, {}: {}", shown.status, shown.reason, shown.message),
     };
     page.row("Reachable", &reachable);
-    let secret = capcmi::identity::credentials(machine);
+    let secret = capcmi::api::identity::credentials(machine);
     page.row(
         "Secret",
         secret

@@ -118,7 +118,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use capcmi::metrics::Metrics;
+    use capcmi::telemetry::metrics::Metrics;
     use cmi_driver::{Code, Operation};
 
     #[test]

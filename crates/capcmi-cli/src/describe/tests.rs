@@ -17,8 +17,8 @@ use super::vm::VmAnswer;
 use super::{driver_page, machine_page};
 use capcmi::api::annotations;
 use capcmi::api::v1alpha1::{InfraCluster, InfraMachine};
-use capcmi::configured_driver::{Introspection, ObservedVm};
-use capcmi::metrics::{BreakerCount, Metrics, OrphanReason, PermitCount};
+use capcmi::driver::{Introspection, ObservedVm};
+use capcmi::telemetry::metrics::{BreakerCount, Metrics, OrphanReason, PermitCount};
 use cmi_driver::{Capabilities, Code, Operation, PluginInfo, PowerState, Readiness};
 
 fn at(second: i64) -> Timestamp {

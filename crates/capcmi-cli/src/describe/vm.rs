@@ -3,10 +3,11 @@
 use kube::Client;
 
 use capcmi::api::ObjectMetaExt as _;
+use capcmi::api::identity;
 use capcmi::api::v1alpha1::InfraMachine;
-use capcmi::configured_driver::{ConfiguredDrivers, ObservedVm, Permit, Priority};
-use capcmi::driver_resolution::driver_of;
-use capcmi::{credentials, identity};
+use capcmi::driver::credentials;
+use capcmi::driver::resolution::driver_of;
+use capcmi::driver::{ConfiguredDrivers, ObservedVm, Permit, Priority};
 use cmi_driver::{Code, ListMachinesRequest, MachineClass, MachineRef, Operation, ProviderSpec, Status};
 
 /// What the driver says of the VM.
@@ -40,7 +41,8 @@ impl VmAnswer {
 }
 
 /// Asks the driver, by what the provider would ask with. Changes nothing. Not by a
-/// [`capcmi::driver_query::Query`]: a command waits for its permit, and says of each step why it failed.
+/// [`capcmi::reconcile::driver_query::Query`]: a command waits for its permit, and says of each step why it
+/// failed.
 pub(super) async fn of(
     client: &Client,
     drivers: Option<&ConfiguredDrivers>,

@@ -14,7 +14,7 @@ use kube::{Client, ResourceExt as _};
 use tokio::time::sleep;
 
 use super::error::WriteError;
-use capcmi::wall_clock;
+use capcmi::api::wall_clock;
 
 /// The Leases of machine-controller-manager, and of the controller of a provider.
 const LEASES: [&str; 2] = ["machine-controller-manager", "machine-controller"];

@@ -1,6 +1,6 @@
 //! Why a migration stops.
 
-use capcmi::identity::InvalidRecord;
+use capcmi::api::identity::InvalidRecord;
 
 /// Why a migration stopped. The objects that were made stay, and the next run goes on from there.
 #[derive(Debug, thiserror::Error)]

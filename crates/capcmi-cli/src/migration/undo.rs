@@ -17,9 +17,9 @@ use super::error::WriteError;
 use super::plan::{Destination, Group, MIGRATED_FROM, Migration, Object, UNDOING};
 use super::source::{condition, text};
 use super::write::{self, OF_INFRA_MACHINES, differences_at, is_made_from, marker, read};
+use capcmi::api::identity::{InvalidRecord, VmRecord};
 use capcmi::api::{self, annotations, cluster_api, conditions, labels};
 use capcmi::apiserver::dynamic;
-use capcmi::identity::{InvalidRecord, VmRecord};
 use cmi_driver::ProviderSpec;
 
 /// The answer of the driver about the VM of a Machine of machine-controller-manager.

@@ -71,8 +71,8 @@ const NAMES: &[(Part, &[&str])] = &[
             "kube_runtime",
             "kube_core",
             "k8s_openapi",
-            "capcmi::controllers",
-            "capcmi::caches",
+            "capcmi::manager::controllers",
+            "capcmi::reconcile::caches",
         ],
     ),
     (

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use super::*;
+use crate::api::identity::InvalidSpec;
+use crate::api::retry::Stage;
 use crate::api::v1alpha1::InfraMachineStatus;
 use crate::apiserver::InvalidSecret;
-use crate::identity::InvalidSpec;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, reachability, world};
 use crate::machine::outcome::RETRY_NOW_HINT;
 use crate::machine::plan::Plan;
 use crate::machine::status::{self, RetryTiming};
-use crate::retry::Stage;
 use cmi_driver::{Operation, Status};
 
 fn failed(stage: Stage, code: Code) -> Outcome {

@@ -8,7 +8,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::commands::PROGRAM;
-use capcmi::cli::terminal::print_error;
+use capcmi::manager::cli::terminal::print_error;
 use cmi_conformance::{Ledger, leftover};
 
 /// The exit code after a second signal.

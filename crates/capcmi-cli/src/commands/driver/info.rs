@@ -7,10 +7,10 @@ use std::sync::Arc;
 use clap::Args;
 
 use crate::commands::plugin_args::PluginArgs;
-use capcmi::cli::drivers_file::DriverConfig;
-use capcmi::cli::terminal::print_line;
-use capcmi::cli::{CommandError, ResultExt as _, drivers};
-use capcmi::configured_driver::Timeouts;
+use capcmi::driver::Timeouts;
+use capcmi::manager::cli::drivers_file::DriverConfig;
+use capcmi::manager::cli::terminal::print_line;
+use capcmi::manager::cli::{CommandError, ResultExt as _, drivers};
 use cmi_driver::{Capabilities, Code, Driver, Operation, PluginInfo, Readiness, Status};
 use cmi_grpc::client::Connector;
 

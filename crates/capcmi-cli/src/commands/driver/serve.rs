@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
-use capcmi::cli::{CommandError, ResultExt as _, yaml};
+use capcmi::manager::cli::{CommandError, ResultExt as _, yaml};
 use cmi_driver::Driver;
 use cmi_grpc::cli::ServerArgs;
 use cmi_simulated::{SimulatedConfig, SimulatedDriver};

@@ -6,7 +6,7 @@ use crate::migration::health_checks::{HealthCheck, HealthChecks};
 use crate::migration::plan::{Destination, Migration, Object};
 use crate::migration::write::MigrationProgress;
 use capcmi::api::annotations;
-use capcmi::cli::terminal::printable;
+use capcmi::manager::cli::terminal::printable;
 
 /// Lists the objects to make, the existing objects, and possible obstacles to the migration.
 pub(super) fn described(

@@ -1,7 +1,7 @@
 //! `capcmi migrate --undo`: gives the VMs back to machine-controller-manager.
 //!
-//! The look-up of a VM does not use [`capcmi::driver_query`]: the command waits for its permit, and uses the
-//! credentials that machine-controller-manager had, where it had any.
+//! The look-up of a VM does not use [`capcmi::reconcile::driver_query`]: the command waits for its permit,
+//! and uses the credentials that machine-controller-manager had, where it had any.
 
 use std::collections::BTreeMap;
 
@@ -14,9 +14,9 @@ use crate::commands::drivers;
 use crate::migration::plan::{Destination, Migration, Object};
 use crate::migration::source::text;
 use crate::migration::undo::{self, MigratedObjects, Vm};
-use capcmi::cli::terminal::print_line;
-use capcmi::cli::{CommandError, ResultExt as _};
-use capcmi::configured_driver::{ConfiguredDriver, ObservedVm, Priority};
+use capcmi::driver::{ConfiguredDriver, ObservedVm, Priority};
+use capcmi::manager::cli::terminal::print_line;
+use capcmi::manager::cli::{CommandError, ResultExt as _};
 use cmi_driver::{MachineClass, MachineRef};
 
 /// The inputs of an undo.

@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 use super::core_gate::CoreGate;
 use capcmi::api::v1alpha1::InfraMachineTemplate;
 use capcmi::api::{annotations, labels};
-use capcmi::runtime_extension::spec_changes::{SpecChange, SpecChanges, UpdateStrategy};
-use capcmi::template;
+use capcmi::cluster::template;
+use capcmi::in_place::runtime_extension::spec_changes::{SpecChange, SpecChanges, UpdateStrategy};
 use cmi_driver::Capabilities;
 
 /// Annotation of an InfraMachine: the template that the InfraMachine was cloned from.

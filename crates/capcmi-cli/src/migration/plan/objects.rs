@@ -4,8 +4,8 @@ use serde_json::{Map, Value, json};
 
 use super::{Converted, DISABLE_MACHINE_CREATE, Destination, MIGRATED_FROM, Object, UNFINISHED, name};
 use crate::migration::source::{McmClassKey, McmMachine, McmSetSpec};
+use capcmi::api::identity;
 use capcmi::api::{self, annotations, labels};
-use capcmi::identity;
 use cmi_driver::LastKnownState;
 
 /// The label of every object of the Cluster.

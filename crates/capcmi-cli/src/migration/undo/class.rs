@@ -10,7 +10,7 @@ use crate::migration::error::WriteError;
 use crate::migration::plan::{Class, Destination, Object};
 use crate::migration::source::text;
 use crate::migration::write::{is_made_from, read};
-use capcmi::identity::VmRecord;
+use capcmi::api::identity::VmRecord;
 
 /// Deletes the template and Secrets of a class, except those that other objects use by now.
 pub(super) async fn drop_class(

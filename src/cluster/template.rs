@@ -1,0 +1,161 @@
+//! Reconciles InfraMachineTemplates: publishes what one machine of a template has, so that the autoscaler can
+//! scale from zero, and why no machine can be made from the template, where that is so.
+//!
+//! A reconcile writes the template's status and nothing else.
+
+mod plan;
+mod status;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Client;
+use kube::api::Api;
+
+use self::plan::{Plan, plan};
+use self::status::{Described, paused, status};
+use crate::api::retry::{LONG_WAIT, Stage};
+use crate::api::v1alpha1::{InfraMachineTemplate, InfraMachineTemplateStatus};
+use crate::api::wall_clock;
+use crate::api::{DeserializeGuard, ObjectMetaExt as _};
+use crate::apiserver::{Error, publish_status};
+use crate::driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError};
+use crate::reconcile::caches::Caches;
+use crate::reconcile::driver_query::{Query, QueryResult};
+use crate::reconcile::{Action, DRIVER_REFRESH_INTERVAL, Enqueue, Reconciler, Requeue};
+use cmi_driver::{Capabilities, DescribeClassRequest, ProviderSpec};
+
+/// What every reconcile works with.
+pub struct Context {
+    /// The client of the API server.
+    pub client: Client,
+    /// The caches of what is watched.
+    pub caches: Caches,
+    /// The configured drivers.
+    pub drivers: ConfiguredDrivers,
+    /// Runs reconciles, and reports their failures and metrics.
+    pub reconciler: Reconciler,
+    /// Enqueues a template.
+    pub enqueue: Enqueue,
+}
+
+/// Runs one reconcile of one template.
+///
+/// # Errors
+/// The API server refused or could not be reached.
+pub async fn reconcile(
+    object: Arc<DeserializeGuard<InfraMachineTemplate>>,
+    ctx: Arc<Context>,
+) -> Result<Action, Error> {
+    let run = ctx
+        .reconciler
+        .run(&object, |template| reconcile_template(template, &ctx));
+    run.await
+}
+
+async fn reconcile_template(template: &InfraMachineTemplate, ctx: &Context) -> Result<Requeue, Error> {
+    let clusters = ctx.caches.clusters_of_template(&template.metadata);
+    match plan(template, &clusters) {
+        Plan::NoOp => Ok(Requeue::OnChange),
+        Plan::Pause(by) => {
+            publish(template, ctx, &paused(template, &by, wall_clock::now())).await?;
+            Ok(Requeue::OnChange)
+        }
+        Plan::Describe => {
+            let Some(described) = describe(template, ctx).await? else {
+                return Ok(Requeue::After(PERMIT_WAIT));
+            };
+            publish(template, ctx, &status(template, &described, wall_clock::now())).await?;
+            Ok(requeue(&described))
+        }
+    }
+}
+
+async fn publish(
+    template: &InfraMachineTemplate,
+    ctx: &Context,
+    after: &InfraMachineTemplateStatus,
+) -> Result<(), Error> {
+    let namespace = template.metadata.namespace();
+    let api = Api::<InfraMachineTemplate>::namespaced(ctx.client.clone(), namespace);
+    publish_status(&api, &template.metadata, template.status.as_ref(), after).await?;
+    Ok(())
+}
+
+/// When the driver is asked again. A driver that has answered in full is asked again, too: the plugin that
+/// replaces it may answer more, or something else.
+fn requeue(described: &Described) -> Requeue {
+    match described {
+        Described::Known(_) | Described::NotSupported => Requeue::After(DRIVER_REFRESH_INTERVAL),
+        Described::NotConfigured(_) => Requeue::OnChange,
+        // Another version of the driver may accept the spec, or report a capacity that can be published.
+        Described::Refused(_) | Described::Unusable(_) => Requeue::After(LONG_WAIT),
+        // Secrets are not watched.
+        Described::NoSecrets(_) => Requeue::BackOff(Duration::ZERO),
+        Described::Failed(status) => Requeue::after_failure(Stage::DescribeClass, status),
+    }
+}
+
+/// Asks the driver what a machine of the template has; `None` when it is busy.
+async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Option<Described>, Error> {
+    let wanted = &template.spec.template.spec;
+    let query = Query {
+        client: &ctx.client,
+        drivers: &ctx.drivers,
+        object: &template.metadata,
+        driver: wanted.driver.as_deref(),
+        secret: wanted.secret_ref.as_ref().map(|secret| secret.name.as_str()),
+        stage: Stage::DescribeClass,
+        enqueue: &ctx.enqueue,
+    };
+    let spec = |capabilities: &Capabilities| {
+        let violation = violation(template, capabilities);
+        violation.map_or_else(|| Ok(ProviderSpec(wanted.provider_spec.clone())), Err)
+    };
+    let answer = query.run(spec, |class| DescribeClassRequest { class }).await?;
+    Ok(answer.map(|answer| match answer {
+        QueryResult::Known(description) => Described::of(description),
+        QueryResult::Skipped(violation) => Described::Refused(violation),
+        QueryResult::NotSupported => Described::NotSupported,
+        // In a template, the field is below `spec.template`.
+        QueryResult::NotResolved(error @ ResolveError::Ambiguous { .. }) => {
+            Described::NotConfigured(format!("spec.template.{error}"))
+        }
+        QueryResult::NotResolved(error) => Described::NotConfigured(error.to_string()),
+        QueryResult::NoSecrets(why) => Described::NoSecrets(why),
+        QueryResult::Failed(status) => Described::Failed(status),
+    }))
+}
+
+/// Returns why no machine can be made from the template, whichever Machine needs it, with the path of the
+/// field; `None` where nothing prevents it.
+pub fn violation(template: &InfraMachineTemplate, capabilities: &Capabilities) -> Option<String> {
+    let spec = &template.spec.template.spec;
+    let violations = spec.violations();
+    if !violations.is_empty() {
+        let all = violations.join("; spec.template.spec.");
+        return Some(format!("spec.template.spec.{all}"));
+    }
+    let spec = ProviderSpec(spec.provider_spec.clone());
+    let refusal = capabilities.spec_error(&spec);
+    refusal.map(|why| format!("spec.template.spec.{why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cmi_driver::ClassDescription;
+
+    /// A plugin that is replaced by one that can describe classes need not restart the provider.
+    #[test]
+    fn a_driver_that_said_all_it_could_is_asked_again_after_a_while() {
+        let known = Described::Known(ClassDescription::default());
+        for described in [known, Described::NotSupported] {
+            assert_eq!(
+                requeue(&described),
+                Requeue::After(DRIVER_REFRESH_INTERVAL),
+                "{described:?}"
+            );
+        }
+    }
+}

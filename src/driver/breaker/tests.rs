@@ -1,0 +1,344 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::circuit::EXPECTED_WITHIN;
+use super::*;
+use crate::api::retry::backoff;
+use cmi_driver::{MachineClass, ProviderSpec, SecretValue, USER_DATA};
+
+fn class(spec: &Value, secrets: &[(&str, &str)]) -> MachineClass {
+    MachineClass {
+        provider_spec: ProviderSpec(spec.as_object().unwrap().clone()),
+        secrets: secrets
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), SecretValue::from(value.as_bytes().to_vec())))
+            .collect(),
+    }
+}
+
+fn key(spec: &Value, secrets: &[(&str, &str)]) -> ClassKey {
+    ClassKey::of(&class(spec, secrets), &"/meta/tags".parse().unwrap())
+}
+
+#[test]
+fn machines_of_one_class_share_a_key_whatever_their_identity_and_bootstrap_data() {
+    let of = |machine: &str, token: &str| {
+        key(
+            &json!({"size": "s", "meta": {"tags": {"team": "a", "capcmi.io/machine": machine}}}),
+            &[("token", "t"), (USER_DATA, token)],
+        )
+    };
+    assert_eq!(of("one", "join-1"), of("two", "join-2"));
+}
+
+#[test]
+fn another_size_zone_tag_or_credential_is_another_key() {
+    let base = json!({"size": "s", "meta": {"tags": {"team": "a"}}});
+    let credentials: &[(&str, &str)] = &[("token", "t")];
+    let others = [
+        key(
+            &json!({"size": "l", "meta": {"tags": {"team": "a"}}}),
+            credentials,
+        ),
+        key(
+            &json!({"size": "s", "meta": {"tags": {"team": "b"}}}),
+            credentials,
+        ),
+        key(
+            &json!({"size": "s", "failureDomain": "z", "meta": {"tags": {"team": "a"}}}),
+            credentials,
+        ),
+        key(&base, &[("token", "u")]),
+    ];
+    for other in others {
+        assert_ne!(key(&base, credentials), other);
+    }
+}
+
+/// The machines that were woken, in order.
+#[derive(Clone, Default)]
+struct Woken(Arc<Mutex<Vec<String>>>);
+
+impl Woken {
+    fn waker(&self, uid: &str) -> Waker {
+        let (woken, uid) = (self.clone(), uid.to_owned());
+        Waker::new(move || woken.0.lock().push(uid))
+    }
+
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock())
+    }
+}
+
+impl Breakers {
+    /// Asks for a create, and does not wait for it.
+    fn try_admit(&self, key: &ClassKey, uid: &str, reason: HalfOpenReason) -> bool {
+        let is_waiting = |breakers: &Self| breakers.count().waiting;
+        let before = is_waiting(self);
+        let is_admitted = self.admit_or_wait(key, uid, reason, Waker::new(|| {}));
+        if is_waiting(self) > before {
+            self.forget(uid);
+        }
+        is_admitted
+    }
+}
+
+fn exhausted() -> Result<(), Status> {
+    Err(Status::new(Code::ResourceExhausted, "full"))
+}
+
+const NONE: HalfOpenReason = HalfOpenReason {
+    requested: false,
+    recalled: false,
+};
+
+/// One whose driver has answered that capacity is exhausted, with so many machines that wait.
+fn open(waiting: usize) -> (Breakers, ClassKey, Woken) {
+    let (breakers, key, woken) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
+    breakers.attempt(&key).unwrap().record(&exhausted());
+    for n in 0..waiting {
+        let uid = format!("m-{n}");
+        assert!(!breakers.try_admit(&key, &uid, NONE));
+        breakers.wait(&key, &uid, woken.waker(&uid));
+    }
+    (breakers, key, woken)
+}
+
+async fn tick(breakers: &Breakers, seconds: u64) {
+    for _ in 0..seconds {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        breakers.wake_due();
+    }
+}
+
+/// CTL-CR-08
+#[tokio::test(start_paused = true)]
+async fn exhausted_holds_creates_of_its_class_back_for_ten_minutes_or_as_long_as_the_driver_says() {
+    for (asked, seconds) in [(None, 600), (Some(30), 30), (Some(1), 5), (Some(1_000_000), 3600)] {
+        let breakers = Breakers::default();
+        let (one, other) = (key(&json!({"a": 1}), &[]), key(&json!({"a": 2}), &[]));
+        let status = Status::new(Code::ResourceExhausted, "full");
+        let answer: Result<(), _> = Err(match asked {
+            Some(asked) => status.with_retry_after(Duration::from_secs(asked)),
+            None => status,
+        });
+        breakers.attempt(&one).unwrap().record(&answer);
+        tick(&breakers, seconds - 1).await;
+        let refused = breakers.attempt(&one).unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        assert!(is_circuit_open(&refused), "{asked:?}");
+        assert!(breakers.attempt(&other).is_ok());
+        tick(&breakers, 1).await;
+        assert!(breakers.attempt(&one).is_ok(), "{asked:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_errors_leave_a_closed_breaker_closed() {
+    let (breakers, key) = (Breakers::default(), key(&json!({}), &[]));
+    let down: Result<(), _> = Err(Status::new(Code::Unavailable, "down"));
+    breakers.attempt(&key).unwrap().record(&down);
+    assert!(breakers.try_admit(&key, "m", NONE) && breakers.by_class.lock().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_an_initialization_without_room_suspends_creates() {
+    let (breakers, key) = (Breakers::default(), key(&json!({}), &[]));
+    breakers.record_failure(&key, &Status::new(Code::Unavailable, "down"));
+    assert!(breakers.attempt(&key).is_ok());
+    breakers.record_failure(&key, &exhausted().unwrap_err());
+    assert!(is_circuit_open(&breakers.attempt(&key).unwrap_err()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_its_time_is_over_one_machine_finds_out_and_the_others_come_in_doubling_numbers() {
+    let (breakers, key, woken) = open(20);
+    tick(&breakers, 599).await;
+    assert!(woken.take().is_empty());
+    tick(&breakers, 1).await;
+    assert_eq!(woken.take(), ["m-0"]);
+    assert!(!breakers.try_admit(&key, "another", NONE), "one finds out");
+    let mut rounds = Vec::new();
+    let mut uids = vec!["m-0".to_owned()];
+    while !uids.is_empty() {
+        let attempts: Vec<_> = uids
+            .iter()
+            .map(|uid| {
+                assert!(breakers.try_admit(&key, uid, NONE), "{uid}");
+                breakers.attempt(&key).unwrap()
+            })
+            .collect();
+        let more = breakers.try_admit(&key, "another", NONE);
+        assert_eq!(more, uids.len() == 5, "{uids:?} are under way");
+        assert!(more || breakers.attempt(&key).is_err(), "{uids:?} are under way");
+        for attempt in attempts {
+            attempt.record(&Ok(()));
+        }
+        rounds.push(uids.len());
+        uids = woken.take();
+    }
+    assert_eq!(rounds, [1, 2, 4, 8, 5]);
+    tick(&breakers, 1).await;
+    assert!(breakers.by_class.lock().is_empty(), "it is closed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_finds_no_room_opens_it_again() {
+    let (breakers, key, woken) = open(2);
+    tick(&breakers, 600).await;
+    assert_eq!(woken.take(), ["m-0"]);
+    assert!(breakers.try_admit(&key, "m-0", NONE));
+    breakers.attempt(&key).unwrap().record(&exhausted());
+    breakers.wait(&key, "m-0", woken.waker("m-0"));
+    tick(&breakers, 599).await;
+    assert!(woken.take().is_empty());
+    tick(&breakers, 1).await;
+    assert_eq!(woken.take(), ["m-1"], "one after the other");
+}
+
+/// It may have been deleted meanwhile, and its create given up.
+#[tokio::test(start_paused = true)]
+async fn one_that_does_not_find_out_holds_the_others_up_for_seconds() {
+    let (breakers, key, woken) = open(3);
+    tick(&breakers, 600).await;
+    assert_eq!(woken.take(), ["m-0"]);
+    tick(&breakers, EXPECTED_WITHIN.as_secs()).await;
+    assert_eq!(woken.take(), ["m-1"], "the first one did not come");
+    drop(breakers.attempt(&key).unwrap());
+    tick(&breakers, backoff(2, 0.0).as_secs()).await;
+    assert_eq!(woken.take(), ["m-2"], "the second one was not answered");
+}
+
+#[tokio::test(start_paused = true)]
+async fn room_that_a_vm_leaves_may_be_for_any_class_of_its_account_and_for_no_other_account() {
+    let breakers = Breakers::default();
+    let woken = Woken::default();
+    let theirs = key(&json!({"size": "s"}), &[("token", "theirs")]);
+    let ours = [json!({"size": "s"}), json!({"size": "l"})].map(|spec| key(&spec, &[("token", "ours")]));
+    for (n, key) in ours.iter().chain([&theirs]).enumerate() {
+        breakers.attempt(key).unwrap().record(&exhausted());
+        for m in 0..2 {
+            let uid = format!("{n}-{m}");
+            breakers.wait(key, &uid, woken.waker(&uid));
+        }
+    }
+    breakers.on_freed(&ours[0].credentials);
+    tick(&breakers, backoff(1, 0.0).as_secs()).await;
+    let mut uids = woken.take();
+    uids.sort_unstable();
+    assert_eq!(uids, ["0-0", "1-0"], "one of each class");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hint_of_room_that_comes_while_one_machine_finds_out_is_not_lost() {
+    let (breakers, key, woken) = open(2);
+    tick(&breakers, 600).await;
+    assert_eq!(woken.take(), ["m-0"]);
+    let attempt = breakers.attempt(&key).unwrap();
+    breakers.on_freed(&key.credentials);
+    attempt.record(&exhausted());
+    tick(&breakers, backoff(1, 0.0).as_secs()).await;
+    assert_eq!(woken.take(), ["m-1"]);
+}
+
+/// A rollout of another class deletes a VM every second.
+#[tokio::test(start_paused = true)]
+async fn hints_of_room_that_prove_wrong_have_a_class_tried_ever_more_rarely() {
+    let (breakers, key, woken) = open(1);
+    let start = Instant::now();
+    let mut tries = Vec::new();
+    while start.elapsed() < Duration::from_mins(5) {
+        tick(&breakers, 1).await;
+        breakers.on_freed(&key.credentials);
+        for uid in woken.take() {
+            tries.push(start.elapsed().as_secs());
+            breakers.attempt(&key).unwrap().record(&exhausted());
+            breakers.wait(&key, &uid, woken.waker(&uid));
+        }
+    }
+    assert_eq!(tries, [5, 15, 35, 75, 155]);
+    breakers.by_class.lock().get_mut(&key).unwrap().until = Instant::now();
+    breakers.attempt(&key).unwrap().record(&Ok(()));
+    assert_eq!(woken.take(), ["m-0"]);
+    breakers.attempt(&key).unwrap().record(&exhausted());
+    breakers.on_freed(&key.credentials);
+    breakers.wait(&key, "m-0", woken.waker("m-0"));
+    tick(&breakers, 5).await;
+    assert_eq!(
+        woken.take(),
+        ["m-0"],
+        "a create that succeeds makes hints believed again"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vm_that_is_gone_and_a_create_that_succeeds_late_have_one_machine_find_out_soon() {
+    let freed = |breakers: &Breakers, key: &ClassKey| breakers.on_freed(&key.credentials);
+    let late = |breakers: &Breakers, key: &ClassKey| {
+        let attempt = Attempt {
+            breakers,
+            key: key.clone(),
+            counted: false,
+        };
+        attempt.record(&Ok(()));
+    };
+    for is_freed in [true, false] {
+        let (breakers, key, woken) = open(3);
+        for _ in 0..2 {
+            if is_freed {
+                freed(&breakers, &key);
+            } else {
+                late(&breakers, &key);
+            }
+        }
+        tick(&breakers, backoff(1, 0.0).as_secs() - 1).await;
+        assert!(woken.take().is_empty(), "not in a loop");
+        tick(&breakers, 2).await;
+        assert_eq!(woken.take(), ["m-0"]);
+    }
+}
+
+/// An annotation has it tried at once: of all machines of the class that get one, by one machine.
+#[tokio::test(start_paused = true)]
+async fn a_try_that_an_operator_asks_for_is_admitted_at_once() {
+    let (breakers, key, _) = open(1);
+    let requested = HalfOpenReason {
+        requested: true,
+        ..NONE
+    };
+    assert!(breakers.try_admit(&key, "m-0", requested));
+    let attempt = breakers.attempt(&key).unwrap();
+    assert!(!breakers.try_admit(&key, "m-1", requested), "one finds out");
+    attempt.record(&exhausted());
+    assert!(!breakers.try_admit(&key, "m-1", NONE));
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_machines_that_recall_that_they_were_refused_one_finds_out_after_a_restart() {
+    let (breakers, key, woken) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
+    let recalled = HalfOpenReason {
+        recalled: true,
+        ..NONE
+    };
+    assert!(breakers.try_admit(&key, "m-0", recalled));
+    assert!(
+        breakers.try_admit(&key, "m-0", recalled),
+        "it asks again before its create"
+    );
+    for uid in ["m-1", "m-2"] {
+        assert!(!breakers.try_admit(&key, uid, recalled));
+        breakers.wait(&key, uid, woken.waker(uid));
+    }
+    breakers.attempt(&key).unwrap().record(&Ok(()));
+    assert_eq!(woken.take(), ["m-1", "m-2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_is_no_more_is_not_woken() {
+    let (breakers, _, woken) = open(2);
+    breakers.forget("m-0");
+    tick(&breakers, 600).await;
+    assert_eq!(woken.take(), ["m-1"]);
+}

@@ -1,0 +1,69 @@
+//! The credentials of a driver call: of the Secret that is named, else the provider's own for that driver.
+//!
+//! This is the only place that decides between the two. A missing Secret that is named never leads to the
+//! provider's own credentials: another account would say of a VM that it is gone.
+
+use kube::Client;
+
+use crate::apiserver::{Error, InvalidSecret, secrets};
+use crate::driver::ConfiguredDriver;
+use cmi_driver::{MachineClass, ProviderSpec, Secrets};
+
+/// Reads the credentials for a call of the provider's driver: all keys of the Secret, or, where none is
+/// named, the credentials that the drivers file gives the driver; none without either. `field` is the field
+/// that names the Secret.
+///
+/// # Errors
+/// The outer error when the API server can't be asked, the inner one when what was found can't be used.
+pub async fn read(
+    client: &Client,
+    driver: &ConfiguredDriver,
+    namespace: &str,
+    secret: Option<&str>,
+    field: &'static str,
+) -> Result<Result<Secrets, InvalidSecret>, Error> {
+    let read = read_with_movability(client, driver, namespace, secret, field).await?;
+    Ok(read.map(|(secrets, _)| secrets))
+}
+
+/// Returns the class of a call: the provider spec, with the credentials as [`read`] reads them.
+///
+/// # Errors
+/// As [`read`].
+pub async fn machine_class(
+    client: &Client,
+    driver: &ConfiguredDriver,
+    namespace: &str,
+    secret: Option<&str>,
+    provider_spec: ProviderSpec,
+) -> Result<Result<MachineClass, InvalidSecret>, Error> {
+    let read = read(client, driver, namespace, secret, secrets::SECRET_REF).await?;
+    Ok(read.map(|secrets| MachineClass {
+        provider_spec,
+        secrets,
+    }))
+}
+
+/// Reads the credentials as [`read`] does, and whether they are at the target after `clusterctl move`: the
+/// provider's own are not moved.
+///
+/// # Errors
+/// As [`read`].
+pub async fn read_with_movability(
+    client: &Client,
+    driver: &ConfiguredDriver,
+    namespace: &str,
+    secret: Option<&str>,
+    field: &'static str,
+) -> Result<Result<(Secrets, bool), InvalidSecret>, Error> {
+    match secret {
+        Some(name) => secrets::credentials(client, namespace, name, field).await,
+        None => Ok(match driver.credentials().await {
+            Ok(own) => Ok((own, true)),
+            Err(error) => Err(InvalidSecret::OfProvider {
+                driver: driver.name().to_owned(),
+                why: error.to_string(),
+            }),
+        }),
+    }
+}

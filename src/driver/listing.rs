@@ -1,0 +1,145 @@
+//! Lists of VMs: the VMs that a driver reports for a class, with the credentials of an account.
+//!
+//! This is not a `driver_query`: the inventory and the commands are no reconciles that a waker enqueues
+//! again, so they wait for their permit; and they ask once for the capabilities of the driver, for many
+//! lists.
+
+mod class_ref;
+
+use std::sync::Arc;
+
+use kube::Client;
+
+pub use self::class_ref::{ClassId, ClassRef};
+use crate::apiserver::{Error, InvalidSecret};
+use crate::driver::credentials;
+use crate::driver::{ConfiguredDriver, Priority};
+use cmi_driver::{
+    Capabilities, Code, ErrorChain, ListMachinesRequest, ListedMachine, MachineClass, Operation,
+    ProviderSpec, Status,
+};
+
+/// Why there is no list. Nothing follows from that about any VM.
+#[derive(Debug, thiserror::Error)]
+pub enum ListError {
+    /// The driver does not list after all (CTL-LM-12).
+    #[error("the driver does not implement ListMachines")]
+    NotSupported,
+    /// The driver failed.
+    #[error(transparent)]
+    Driver(#[from] Status),
+    /// The provider spec is no JSON object.
+    #[error("cannot read the provider spec")]
+    ProviderSpec(#[source] serde_json::Error),
+    /// The credentials can't be used.
+    #[error(transparent)]
+    Credentials(#[from] InvalidSecret),
+    /// The API server can't be asked for the credentials.
+    #[error(transparent)]
+    Api(#[from] Error),
+}
+
+impl ListError {
+    /// Whether only an operator can change it: the Secret does not exist, or the driver refuses this provider
+    /// spec.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::NotSupported | Self::ProviderSpec(_) => true,
+            Self::Driver(status) => status.code() == Code::InvalidArgument,
+            Self::Credentials(invalid) => match invalid {
+                InvalidSecret::Missing { .. } | InvalidSecret::Name { .. } => true,
+                InvalidSecret::Needed { .. }
+                | InvalidSecret::Forbidden { .. }
+                | InvalidSecret::OfProvider { .. }
+                | InvalidSecret::NoBootstrapData(_)
+                | InvalidSecret::NoKubeconfig(_)
+                | InvalidSecret::Collision { .. } => false,
+            },
+            Self::Api(_) => false,
+        }
+    }
+
+    /// Describes the error for an operator: a driver's answer by its message, without the code.
+    pub fn message(&self) -> String {
+        match self {
+            Self::Driver(status) => status.message().to_owned(),
+            Self::NotSupported | Self::ProviderSpec(_) | Self::Credentials(_) | Self::Api(_) => {
+                ErrorChain(self).to_string()
+            }
+        }
+    }
+}
+
+/// Returns the capabilities of a driver that lists VMs; `None` where it does not list, and an error where it
+/// can't be asked.
+///
+/// # Errors
+/// The error of the driver.
+pub async fn capabilities(
+    driver: &ConfiguredDriver,
+    requester: &str,
+) -> Result<Option<Arc<Capabilities>>, Status> {
+    let permit = driver.acquire(Priority::Upkeep, requester).await;
+    let capabilities = permit.fetch_capabilities().await?;
+    Ok(Some(capabilities).filter(|capabilities| capabilities.supports(Operation::ListMachines)))
+}
+
+/// Lists all VMs of a class, whose Secret is in this namespace.
+///
+/// # Errors
+/// [`ListError`]: a list is whole or there is none (DRV-37).
+pub async fn list(
+    client: &Client,
+    driver: &ConfiguredDriver,
+    requester: &str,
+    namespace: &str,
+    class: &ClassRef,
+) -> Result<Vec<ListedMachine>, ListError> {
+    // Each list has a permit of its own: others get theirs in between.
+    let permit = driver.acquire(Priority::Upkeep, requester).await;
+    let class = machine_class(client, driver, namespace, class).await?;
+    match permit.driver().list_machines(ListMachinesRequest { class }).await {
+        Ok(machines) => Ok(machines),
+        Err(status) if status.code() == Code::Unimplemented => Err(ListError::NotSupported),
+        Err(status) => Err(status.into()),
+    }
+}
+
+/// Returns the class of a call: the provider spec, read from JSON, with the credentials.
+///
+/// # Errors
+/// The provider spec or the credentials can't be read.
+pub async fn machine_class(
+    client: &Client,
+    driver: &ConfiguredDriver,
+    namespace: &str,
+    class: &ClassRef,
+) -> Result<MachineClass, ListError> {
+    let provider_spec: ProviderSpec = serde_json::from_str(&class.spec).map_err(ListError::ProviderSpec)?;
+    let secret = class.secret.as_deref();
+    Ok(credentials::machine_class(client, driver, namespace, secret, provider_spec).await??)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_an_operator_changes_is_permanent_and_a_driver_is_quoted_without_its_code() {
+        let driver = |code| ListError::from(Status::new(code, "no such zone"));
+        assert!(driver(Code::InvalidArgument).is_permanent());
+        assert!(!driver(Code::Unavailable).is_permanent());
+        assert_eq!(driver(Code::Unavailable).message(), "no such zone");
+        let spec = ListError::ProviderSpec(serde_json::from_str::<ProviderSpec>("{").unwrap_err());
+        assert!(spec.is_permanent());
+        assert!(
+            spec.message().starts_with("cannot read the provider spec: EOF"),
+            "{}",
+            spec.message()
+        );
+        let away = kube::Error::Service("no route".into());
+        let away = ListError::from(Error::api("reading the Secret", away));
+        assert!(!away.is_permanent());
+        assert!(away.message().ends_with("no route"), "{}", away.message());
+    }
+}

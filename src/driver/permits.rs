@@ -1,0 +1,370 @@
+//! Permits to call a driver ([`super::Permit`]): how many calls run at the same time, and who is next.
+//!
+//! No worker waits for a permit, since all drivers share the workers: a reconcile that gets none is queued
+//! and ends. A free permit is set aside for the next in the queue, whose waker runs. Namespaces take turns,
+//! so that none starves another; within a namespace, the longest wait is next. `tokio`'s semaphore has
+//! neither turns nor a reserve, and its waiters are tasks.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::waker::Waker;
+use crate::telemetry::metrics::PermitCount;
+
+/// How long a permit is set aside for a waiter that was woken.
+const CLAIMED_WITHIN: Duration = Duration::from_secs(5);
+/// Waits are published when their queue was not served for this long, at most [`REPORTED_AT_ONCE`] a second.
+const STUCK_AFTER: Duration = Duration::from_secs(5);
+const REPORTED_AT_ONCE: usize = 20;
+/// A wait in a queue that moves is published after this time, one a second: a fleet that comes up at the pace
+/// of its driver hardly causes such writes.
+const LONG_QUEUE_WAIT: Duration = Duration::from_mins(5);
+
+/// The purpose of a permit. Look-ups and deletions come before creates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Priority {
+    /// Anything but creating a VM. May use every permit.
+    Upkeep,
+    /// Creating a VM, or finishing it. Leaves a reserve, so that creates that hang hold up no deletion.
+    Create,
+}
+
+/// The permits of one driver.
+#[derive(Debug)]
+pub(super) struct Permits {
+    most: Count,
+    most_per_namespace: Count,
+    state: Mutex<State>,
+}
+
+/// Permits that are held or set aside, and how many of them are for creates.
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    all: u32,
+    creates: u32,
+}
+
+#[derive(Debug)]
+struct State {
+    held: HashMap<Box<str>, Count>,
+    /// The queues of namespaces, in the order of turns.
+    queues: BTreeMap<Priority, VecDeque<Queue>>,
+    /// The waiters, including those with a permit that they have not claimed yet.
+    waiters: HashMap<Arc<str>, Waiter>,
+}
+
+/// The queue of a namespace.
+#[derive(Debug)]
+struct Queue {
+    namespace: Arc<str>,
+    /// The keys that wait. A key that has left is skipped at its turn.
+    keys: VecDeque<Arc<str>>,
+    /// When the queue began, or was served last.
+    served_at: Instant,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    namespace: Arc<str>,
+    priority: Priority,
+    since: Instant,
+    asked_at: Instant,
+    /// When a permit was set aside for it.
+    granted_at: Option<Instant>,
+    is_reported: bool,
+    waker: Option<Waker>,
+}
+
+impl Permits {
+    /// Returns this many permits. An eighth of them, and at least one, is reserved from creates; a single
+    /// permit is for everything. Where several namespaces may use the driver, one namespace leaves another
+    /// eighth, and at least one, to the others, since a call that hangs holds its permit until its timeout.
+    pub(super) fn new(all: NonZeroU32, shared: bool) -> Self {
+        let all = all.get();
+        let reserve = if all > 1 { (all / 8).max(1) } else { 0 };
+        let less = |for_others: u32| Count {
+            all: (all - for_others).max(1),
+            creates: (all - reserve - for_others).max(1),
+        };
+        Self {
+            most: less(0),
+            most_per_namespace: less(if shared { reserve } else { 0 }),
+            state: Mutex::new(State {
+                held: HashMap::new(),
+                queues: BTreeMap::new(),
+                waiters: HashMap::new(),
+            }),
+        }
+    }
+
+    /// Takes a permit, or queues `key`, which has one place; `waker` runs when `key` should ask again.
+    /// Returns the priority of the permit: a permit that was set aside for a create also serves the look-up
+    /// before it.
+    pub(super) fn acquire_or_queue(
+        &self,
+        priority: Priority,
+        key: &str,
+        namespace: &str,
+        waker: Waker,
+    ) -> Option<Priority> {
+        self.change(|state| {
+            let granted = state.claim(key, priority);
+            if granted.is_some() || self.take(state, namespace, priority) {
+                return granted.or(Some(priority));
+            }
+            state.join(key, namespace, priority, waker);
+            None
+        })
+    }
+
+    /// Exchanges a permit for upkeep for one to create a VM. If no create may run, the permit is kept, and
+    /// `key` is queued.
+    pub(super) fn exchange_for_create(&self, key: &str, namespace: &str, waker: Waker) -> bool {
+        self.change(|state| {
+            state.release(namespace, Priority::Upkeep);
+            if state.claim(key, Priority::Create).is_some() || self.take(state, namespace, Priority::Create) {
+                return true;
+            }
+            self.take(state, namespace, Priority::Upkeep);
+            state.join(key, namespace, Priority::Create, waker);
+            false
+        })
+    }
+
+    pub(super) fn release(&self, namespace: &str, priority: Priority) {
+        self.change(|state| state.release(namespace, priority));
+    }
+
+    /// Removes `key` from the queue if it has not asked since then, with the permit that is set aside for it.
+    pub(super) fn leave_unless_asked_since(&self, key: &str, since: Instant) {
+        self.change(|state| {
+            if state
+                .waiters
+                .get(key)
+                .is_some_and(|waiter| waiter.asked_at < since)
+            {
+                state.leave(key);
+            }
+        });
+    }
+
+    /// Removes `key`, which asks no more.
+    pub(super) fn forget(&self, key: &str) {
+        self.change(|state| state.leave(key));
+    }
+
+    /// Passes on the permits that were not claimed, as when an object is gone, and wakes some of the waiters
+    /// that have to publish that they wait. Runs once a second.
+    pub(super) fn tick(&self) {
+        let now = Instant::now();
+        let reporters = self.change(|state| {
+            state.end_unclaimed_grants(now);
+            state.next_to_report(now)
+        });
+        reporters.into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether `key` waits and has to publish that.
+    pub(super) fn should_report(&self, key: &str) -> bool {
+        self.state
+            .lock()
+            .waiters
+            .get(key)
+            .is_some_and(|waiter| waiter.is_reported)
+    }
+
+    /// Counts the permits in use, and those that wait for one.
+    pub(super) fn count(&self) -> [PermitCount; 2] {
+        let state = self.state.lock();
+        let Count { all, creates } = state.held();
+        let count = |name, priority, in_use| PermitCount {
+            priority: name,
+            in_use: u64::from(in_use),
+            waiting: state
+                .waiters
+                .values()
+                .map(|waiter| u64::from(waiter.waits_for(priority)))
+                .sum(),
+        };
+        [
+            count("upkeep", Priority::Upkeep, all - creates),
+            count("create", Priority::Create, creates),
+        ]
+    }
+
+    fn take(&self, state: &mut State, namespace: &str, priority: Priority) -> bool {
+        let has_room = self.has_room(state, namespace, priority);
+        if has_room {
+            let held = state.held.entry(namespace.into()).or_default();
+            held.all += 1;
+            held.creates += u32::from(priority == Priority::Create);
+        }
+        has_room
+    }
+
+    fn has_room(&self, state: &State, namespace: &str, priority: Priority) -> bool {
+        let of_it = state.held.get(namespace).copied().unwrap_or_default();
+        state.held().has_room(self.most, priority) && of_it.has_room(self.most_per_namespace, priority)
+    }
+
+    /// Changes the state, sets permits aside for those that can have one then, and wakes them. A waker may
+    /// ask for a permit, so it runs without the lock.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let result = change(&mut state);
+        let mut wakers = Vec::new();
+        while let Some((priority, namespace, key)) = self.next(&mut state) {
+            let waiter = state.waiters.get_mut(&key);
+            if let Some(waiter) = waiter.filter(|waiter| waiter.waits_for(priority)) {
+                waiter.granted_at = Some(Instant::now());
+                wakers.extend(waiter.waker.take());
+                self.take(&mut state, &namespace, priority);
+            }
+        }
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+        result
+    }
+
+    /// Returns the next of the namespace whose turn it is.
+    fn next(&self, state: &mut State) -> Option<(Priority, Arc<str>, Arc<str>)> {
+        [Priority::Upkeep, Priority::Create]
+            .into_iter()
+            .find_map(|priority| {
+                let mut turns = state.queues.get(&priority)?.iter();
+                let turn = turns.position(|queue| self.has_room(state, &queue.namespace, priority))?;
+                let queues = state.queues.get_mut(&priority)?;
+                let mut queue = queues.remove(turn)?;
+                let (namespace, key) = (Arc::clone(&queue.namespace), queue.keys.pop_front()?);
+                if !queue.keys.is_empty() {
+                    queue.served_at = Instant::now();
+                    queues.push_back(queue);
+                }
+                Some((priority, namespace, key))
+            })
+    }
+}
+
+impl Count {
+    fn has_room(self, most: Self, priority: Priority) -> bool {
+        self.all < most.all && (priority == Priority::Upkeep || self.creates < most.creates)
+    }
+}
+
+impl Waiter {
+    fn waits_for(&self, priority: Priority) -> bool {
+        self.priority == priority && self.granted_at.is_none()
+    }
+}
+
+impl State {
+    fn held(&self) -> Count {
+        self.held.values().fold(Count::default(), |sum, count| Count {
+            all: sum.all + count.all,
+            creates: sum.creates + count.creates,
+        })
+    }
+
+    fn release(&mut self, namespace: &str, priority: Priority) {
+        if let Some(held) = self.held.get_mut(namespace) {
+            held.all -= 1;
+            held.creates -= u32::from(priority == Priority::Create);
+        }
+        self.held.retain(|_, held| held.all > 0);
+    }
+
+    /// Takes the permit that is set aside for `key`, if it serves this priority.
+    fn claim(&mut self, key: &str, priority: Priority) -> Option<Priority> {
+        let serves = |waiter: &&Waiter| waiter.granted_at.is_some() && waiter.priority >= priority;
+        self.waiters.get(key).filter(serves)?;
+        Some(self.waiters.remove(key)?.priority)
+    }
+
+    /// Queues `key`. A waiter keeps its place, unless it waits for the other priority now.
+    fn join(&mut self, key: &str, namespace: &str, priority: Priority, waker: Waker) {
+        let now = Instant::now();
+        if let Some(waiter) = self
+            .waiters
+            .get_mut(key)
+            .filter(|waiter| waiter.priority == priority)
+        {
+            waiter.asked_at = now;
+            waiter.waker = Some(waker);
+            return;
+        }
+        self.leave(key);
+        let key: Arc<str> = key.into();
+        let waiter = Waiter {
+            namespace: self.line_up(Arc::clone(&key), namespace, priority),
+            priority,
+            since: now,
+            asked_at: now,
+            granted_at: None,
+            is_reported: false,
+            waker: Some(waker),
+        };
+        self.waiters.insert(key, waiter);
+    }
+
+    /// Returns the name of the namespace, which its waiters share.
+    fn line_up(&mut self, key: Arc<str>, namespace: &str, priority: Priority) -> Arc<str> {
+        let queues = self.queues.entry(priority).or_default();
+        if let Some(queue) = queues.iter_mut().find(|queue| *queue.namespace == *namespace) {
+            queue.keys.push_back(key);
+            return Arc::clone(&queue.namespace);
+        }
+        let namespace: Arc<str> = namespace.into();
+        queues.push_back(Queue {
+            namespace: Arc::clone(&namespace),
+            keys: VecDeque::from([key]),
+            served_at: Instant::now(),
+        });
+        namespace
+    }
+
+    /// Removes `key`, and the permit that is set aside for it.
+    fn leave(&mut self, key: &str) {
+        let left = self.waiters.remove(key);
+        if let Some(waiter) = left.filter(|waiter| waiter.granted_at.is_some()) {
+            self.release(&waiter.namespace, waiter.priority);
+        }
+    }
+
+    fn end_unclaimed_grants(&mut self, now: Instant) {
+        let is_late = |waiter: &Waiter| waiter.granted_at.is_some_and(|at| now - at >= CLAIMED_WITHIN);
+        let late = self.waiters.iter().filter(|(_, waiter)| is_late(waiter));
+        let late: Vec<_> = late.map(|(key, _)| Arc::clone(key)).collect();
+        for key in late {
+            self.leave(&key);
+        }
+    }
+
+    /// Returns the wakers of waiters that have to publish that they wait, each waiter once.
+    fn next_to_report(&mut self, now: Instant) -> Vec<Waker> {
+        let (mut stuck, mut moving, mut wakers) = (REPORTED_AT_ONCE, 1, Vec::new());
+        for queue in self.queues.values().flatten() {
+            let (after, left) = if now - queue.served_at >= STUCK_AFTER {
+                (STUCK_AFTER, &mut stuck)
+            } else {
+                (LONG_QUEUE_WAIT, &mut moving)
+            };
+            for key in &queue.keys {
+                let waiter = self.waiters.get_mut(key).filter(|waiter| !waiter.is_reported);
+                if let Some(waiter) = waiter.filter(|waiter| *left > 0 && now - waiter.since >= after) {
+                    *left -= 1;
+                    waiter.is_reported = true;
+                    wakers.extend(waiter.waker.take());
+                }
+            }
+        }
+        wakers
+    }
+}

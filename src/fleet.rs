@@ -1,0 +1,4 @@
+//! The lists of the drivers, compared with the machines: VMs that vanished, and VMs without a machine.
+
+pub mod inventory;
+pub mod orphans;

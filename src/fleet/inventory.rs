@@ -1,0 +1,252 @@
+//! Finds VMs that vanished: one list per driver and class at an interval, instead of a call per machine.
+//!
+//! Nothing is deleted and nothing is written here: the result of a list is only handed to the reconciler of a
+//! machine, which asks the driver about it.
+
+mod groups;
+mod hanging_lists;
+mod plan;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kube::Client;
+use tokio::time::Instant;
+
+use self::groups::{Group, Groups};
+use self::hanging_lists::HangingLists;
+pub use self::plan::Presence;
+use self::plan::{Absences, Expected, List, compare};
+use crate::driver::listing::{self, ListError};
+use crate::driver::{ConfiguredDriver, ConfiguredDrivers};
+use crate::reconcile::caches::{CachedMachine, Caches, Entry};
+use cmi_driver::ListedMachine;
+
+/// What a scan of the drivers' VMs works with.
+pub struct Context {
+    /// The client that reads credentials.
+    pub client: Client,
+    /// The machines.
+    pub caches: Caches,
+    /// The configured drivers.
+    pub drivers: ConfiguredDrivers,
+}
+
+/// The key under which a scan waits for its permits.
+const REQUESTER: &str = "inventory";
+
+/// Lists every driver once per interval, for ever, its lists spread over half of the interval; reports the
+/// machines that a list is sure of.
+///
+/// Each driver is listed by itself: one that hangs does not hold up the scans of the others. Each scan is a
+/// task, which ends with this future: a walk through a whole fleet takes time that reconciles must not wait
+/// for.
+pub async fn run(ctx: Context, interval: Duration, report: impl Fn(ListResult<'_>) + Send + Sync + 'static) {
+    let (ctx, report) = (Arc::new(ctx), Arc::new(report));
+    let list_driver = |driver: Arc<ConfiguredDriver>| {
+        let (ctx, report) = (Arc::clone(&ctx), Arc::clone(&report));
+        async move { scan_periodically(&ctx, &driver, interval, &*report).await }
+    };
+    ctx.drivers.run_for_each(list_driver).await;
+}
+
+async fn scan_periodically(
+    ctx: &Context,
+    driver: &ConfiguredDriver,
+    interval: Duration,
+    report: &(impl Fn(ListResult<'_>) + Send + Sync),
+) {
+    let mut known = ListState::default();
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    // The first tick comes at once, and a restart is no reason to list.
+    ticks.tick().await;
+    loop {
+        ticks.tick().await;
+        scan(ctx, driver, &mut known, interval, report).await;
+    }
+}
+
+/// The state that is kept of a driver from one scan to the next.
+#[derive(Default)]
+struct ListState {
+    absences: Absences,
+    groups: Groups,
+}
+
+/// What a list says of the machines that it answers for.
+pub enum ListResult<'a> {
+    /// The list contradicts what is known of a machine.
+    Contradicted(&'a CachedMachine, Presence),
+    /// The list confirms what is known of these machines, by UID.
+    Confirmed(&'a HashSet<u64>),
+}
+
+/// The part of an interval in which its lists are made: the rest is for lists that take long.
+const SPREAD: u32 = 2;
+
+async fn scan(
+    ctx: &Context,
+    driver: &ConfiguredDriver,
+    known: &mut ListState,
+    interval: Duration,
+    report: &(impl Fn(ListResult<'_>) + Send + Sync),
+) {
+    let Ok(Some(capabilities)) = listing::capabilities(driver, REQUESTER).await else {
+        return;
+    };
+    let (caches, tag_path) = (&ctx.caches, &capabilities.tag_path);
+    let groups = known.groups.update(caches, driver.name(), tag_path).await;
+    let window = capabilities.consistency_window;
+    let alive: HashSet<_> = groups.values().flatten().map(Entry::uid).collect();
+    known.absences.retain(|uid, _| alive.contains(uid));
+    // A driver is not asked for all its lists at once.
+    let pause = interval / SPREAD / u32::try_from(groups.len()).unwrap_or(u32::MAX).max(1);
+    let mut hanging = HangingLists::default();
+    for (index, (group, mut machines)) in groups.into_iter().enumerate() {
+        if hanging.are_too_many(&group.namespace) {
+            continue;
+        }
+        if index > 0 {
+            tokio::time::sleep(pause).await;
+            leave_out_changed(caches, &mut machines, &mut known.absences);
+        }
+        // One class that fails must not keep the others from being looked after (CTL-LM-03).
+        let requested_at = Instant::now();
+        let Some(ids) = list(ctx, driver, &group).await else {
+            hanging.record(&group.namespace, requested_at.elapsed());
+            continue;
+        };
+        let list = List {
+            ids: &ids,
+            requested_at,
+            window,
+        };
+        let expected: Vec<_> = machines.iter().filter_map(expected).collect();
+        let presences: HashMap<_, _> = compare(&expected, list, &mut known.absences)
+            .into_iter()
+            .collect();
+        let mut confirmed = HashSet::new();
+        for machine in &machines {
+            match presences.get(&machine.uid()).copied() {
+                None => {}
+                Some(Presence::Unchanged) => {
+                    confirmed.insert(machine.uid());
+                }
+                Some(presence @ (Presence::Missing | Presence::Back)) => {
+                    tracing::info!(
+                        name = machine.key().name(),
+                        ?presence,
+                        "the driver's list differs from the status; looking up the VM"
+                    );
+                    report(ListResult::Contradicted(machine, presence));
+                }
+            }
+        }
+        report(ListResult::Confirmed(&confirmed));
+    }
+}
+
+/// Leaves out machines that changed since the scan began, and may not be expected in the list any more: the
+/// next scan covers them. The list may have such a machine's VM, so that the lists before and after it are
+/// not two in a row that lack the VM.
+fn leave_out_changed(caches: &Caches, machines: &mut Vec<CachedMachine>, absences: &mut Absences) {
+    machines.retain(|machine| {
+        let is_left = caches.infra_machines.is_current(machine) && !groups::is_paused(caches, machine);
+        if !is_left {
+            absences.remove(&machine.uid());
+        }
+        is_left
+    });
+}
+
+/// The numbers that stand for the ids of all VMs of a class; `None` when the list fails, and nothing follows
+/// from that.
+async fn list(ctx: &Context, driver: &ConfiguredDriver, group: &Group) -> Option<HashSet<u64>> {
+    let listed = listing::list(&ctx.client, driver, REQUESTER, &group.namespace, &group.class);
+    match listed.await {
+        Ok(machines) => {
+            let number =
+                |machine: &ListedMachine| ctx.caches.infra_machines.number(&machine.provider_id.to_string());
+            Some(machines.iter().map(number).collect())
+        }
+        // A driver that turns out not to list has the feature off, without noise (CTL-LM-12).
+        Err(ListError::NotSupported) => None,
+        Err(error) => {
+            tracing::warn!(
+                driver = driver.name(),
+                why = error.message(),
+                "cannot list VMs; retrying at the next interval"
+            );
+            None
+        }
+    }
+}
+
+fn expected(machine: &CachedMachine) -> Option<Expected> {
+    Some(Expected {
+        uid: machine.uid(),
+        provider_id: machine.external_id()?,
+        vanished: machine.facts().has_vanished,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::DeserializeGuard;
+    use crate::api::v1alpha1::InfraMachine;
+    use crate::reconcile::caches::cache;
+
+    fn machine(version: &str) -> Arc<DeserializeGuard<InfraMachine>> {
+        let machine = json!({
+            "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
+            "metadata": {"namespace": "ns", "name": "m", "uid": "u", "resourceVersion": version},
+            "spec": {"providerSpec": {}, "providerID": "sim://m"},
+            "status": {"initialization": {"provisioned": true}},
+        });
+        Arc::new(serde_json::from_value(machine).unwrap())
+    }
+
+    /// It may have shown the VM.
+    #[test]
+    fn lists_lack_a_vm_in_a_row_only_where_none_between_them_was_left_out() {
+        let (infra_machines, mut writer) = cache();
+        writer.apply(machine("1"));
+        let caches = Caches {
+            infra_machines,
+            ..Caches::empty()
+        };
+        let mut absences = Absences::new();
+        let lacks = |machines: &[CachedMachine], absences: &mut Absences| {
+            let expected: Vec<_> = machines.iter().filter_map(expected).collect();
+            let list = List {
+                ids: &HashSet::new(),
+                requested_at: Instant::now(),
+                window: Duration::ZERO,
+            };
+            compare(&expected, list, absences)
+                .pop()
+                .map(|(_, presence)| presence)
+        };
+        let scan = || caches.infra_machines.select(|_| true);
+        assert_eq!(lacks(&scan(), &mut absences), None);
+
+        let mut second = scan();
+        writer.apply(machine("2"));
+        leave_out_changed(&caches, &mut second, &mut absences);
+        assert!(second.is_empty());
+
+        let mut third = scan();
+        leave_out_changed(&caches, &mut third, &mut absences);
+        assert_eq!(
+            lacks(&third, &mut absences),
+            None,
+            "the first after the one that was left out"
+        );
+        assert_eq!(lacks(&third, &mut absences), Some(Presence::Missing));
+    }
+}

@@ -1,0 +1,164 @@
+//! Compares a list of VMs with the machines that should be in it. Pure.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// A provisioned machine that is expected in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// The number that stands for the UID of the InfraMachine: see [`crate::reconcile::caches::Entry::uid`].
+    pub uid: u64,
+    /// The number that stands for its VM: the ids of a hundred thousand VMs are ten MiB.
+    pub provider_id: u64,
+    /// Whether its VM was found to be gone before.
+    pub vanished: bool,
+}
+
+/// What a list says of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// Its VM is gone, for all that lists can say.
+    Missing,
+    /// Its VM is there, though it was found to be gone.
+    Back,
+    /// The list agrees with the machine's status.
+    Unchanged,
+}
+
+/// The machines whose VMs are missing, by UID.
+pub type Absences = HashMap<u64, Absence>;
+
+/// How long and how often lists have lacked a VM.
+#[derive(Clone, Copy, Debug)]
+pub struct Absence {
+    since: Instant,
+    /// The number of lists in a row.
+    lists: u32,
+}
+
+/// A list of VMs.
+#[derive(Clone, Copy, Debug)]
+pub struct List<'a> {
+    /// The numbers that stand for the ids of all VMs.
+    pub ids: &'a HashSet<u64>,
+    /// When the list was requested, after the machines were provisioned that are expected in it.
+    pub requested_at: Instant,
+    /// How long the driver may still show an earlier state.
+    pub window: Duration,
+}
+
+/// How many lists in a row have to lack a VM: one may have been behind.
+const MIN_ABSENCES: u32 = 2;
+
+/// Returns what a list says of the machines that are expected in it, by UID; nothing of a machine whose VM it
+/// may lack only because the driver is behind. Where the driver can't be asked about one VM, this is the last
+/// word on it.
+pub fn compare(expected: &[Expected], list: List<'_>, absences: &mut Absences) -> Vec<(u64, Presence)> {
+    let mut presences = Vec::new();
+    for machine in expected {
+        let presence = match (list.ids.contains(&machine.provider_id), machine.vanished) {
+            (true, true) => Some(Presence::Back),
+            (true, false) | (false, true) => Some(Presence::Unchanged),
+            (false, false) => is_missing(machine.uid, list, absences).then_some(Presence::Missing),
+        };
+        if matches!(presence, Some(Presence::Back | Presence::Unchanged)) {
+            absences.remove(&machine.uid);
+        }
+        presences.extend(presence.map(|presence| (machine.uid, presence)));
+    }
+    presences
+}
+
+/// Whether a VM that this list lacks has been lacking for longer than the driver may be behind. The VM
+/// existed when the first list that lacks it was requested, so that this list only begins the count.
+fn is_missing(uid: u64, list: List<'_>, absences: &mut Absences) -> bool {
+    let absence = absences.entry(uid).or_insert(Absence {
+        since: list.requested_at,
+        lists: 0,
+    });
+    absence.lists = absence.lists.saturating_add(1);
+    absence.lists >= MIN_ABSENCES && list.requested_at.saturating_duration_since(absence.since) >= list.window
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WINDOW: Duration = Duration::from_secs(12);
+
+    fn id(text: &str) -> u64 {
+        text.bytes().map(u64::from).sum()
+    }
+
+    /// A machine that is looked for in one list after the other.
+    struct Case {
+        start: Instant,
+        window: Duration,
+        absences: Absences,
+    }
+
+    fn case(window: Duration) -> Case {
+        Case {
+            start: Instant::now(),
+            window,
+            absences: Absences::new(),
+        }
+    }
+
+    impl Case {
+        /// What a list so many seconds after the start says.
+        fn says(&mut self, seconds: u64, ids: &[&str], vanished: bool) -> Option<Presence> {
+            let expected = [Expected {
+                uid: 1,
+                provider_id: id("p"),
+                vanished,
+            }];
+            let ids = ids.iter().map(|text| id(text)).collect();
+            let list = List {
+                ids: &ids,
+                requested_at: self.start + Duration::from_secs(seconds),
+                window: self.window,
+            };
+            compare(&expected, list, &mut self.absences)
+                .pop()
+                .map(|(_, presence)| presence)
+        }
+    }
+
+    /// CTL-LM-00
+    #[test]
+    fn a_vm_is_missing_when_two_lists_in_a_row_lack_it() {
+        let mut case = case(Duration::ZERO);
+        assert_eq!(case.says(0, &[], false), None);
+        assert_eq!(
+            case.says(1, &["p"], false),
+            Some(Presence::Unchanged),
+            "seen again: the count starts anew"
+        );
+        assert_eq!(case.says(2, &[], false), None);
+        assert_eq!(case.says(3, &[], false), Some(Presence::Missing));
+    }
+
+    /// INI-08: a driver shows a new VM late, and may not be one that can be asked about it.
+    #[test]
+    fn a_vm_is_not_missing_while_the_driver_may_be_behind() {
+        let mut case = case(WINDOW);
+        for seconds in [0, 1, 2, 11] {
+            assert_eq!(case.says(seconds, &[], false), None, "{seconds} s");
+        }
+        assert_eq!(case.says(12, &[], false), Some(Presence::Missing));
+        assert_eq!(case.says(13, &["p"], false), Some(Presence::Unchanged));
+        assert_eq!(case.says(14, &[], false), None, "the window starts anew");
+        assert_eq!(case.says(25, &[], false), None);
+        assert_eq!(case.says(26, &[], false), Some(Presence::Missing));
+    }
+
+    #[test]
+    fn a_vm_that_is_back_is_reported_at_once_and_one_that_stays_away_is_as_it_was() {
+        let mut case = case(WINDOW);
+        assert_eq!(case.says(0, &["p"], true), Some(Presence::Back));
+        assert_eq!(case.says(60, &[], true), Some(Presence::Unchanged));
+    }
+}

@@ -1,0 +1,151 @@
+//! What is kept of every kind: the facts that scans look at, and the form that objects have at rest.
+//!
+//! Packed are the kinds of which a Cluster has many. The other kinds are few, and scanned as they are.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource as _;
+use serde::{Deserialize, Serialize};
+
+use crate::api::cluster_api::{Cluster, Machine, MachineSpec, MachineStatus, cluster_name};
+use crate::api::identity;
+use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation, InfraMachineTemplate};
+use crate::api::{DeserializeGuard, fingerprint};
+use crate::machine;
+use crate::nodes::volume_drain;
+use crate::reconcile::caches::{Cached, InfraMachineFacts, MachineFacts};
+
+impl Cached for DeserializeGuard<InfraMachine> {
+    type Facts = InfraMachineFacts;
+
+    fn facts(&self) -> InfraMachineFacts {
+        let owned = |text: Option<&str>| text.map(Box::from);
+        let of_metadata = InfraMachineFacts {
+            cluster: owned(cluster_name(self.meta())),
+            ..InfraMachineFacts::default()
+        };
+        let Ok(infra) = &self.0 else { return of_metadata };
+        let record = identity::record(infra);
+        let made = record.as_ref().and_then(|record| record.made_from.as_ref());
+        InfraMachineFacts {
+            own_cluster_id: record.as_ref().map(|record| record.cluster.as_str().into()),
+            used_driver: owned(made.map(|made| made.driver.as_str())),
+            named_driver: owned(infra.spec.driver.as_deref()),
+            shown_driver: identity::driver_name(infra).into_boxed_str(),
+            phase: Some(machine::phase(infra)),
+            reason: machine::phase_reason(infra).into(),
+            has_vanished: infra.has_vanished(),
+            is_provisioned: infra.is_provisioned(),
+            has_taint: infra.spec.not_ready_taint.is_some(),
+            requests_drain: volume_drain::is_requested(self),
+            ..of_metadata
+        }
+    }
+
+    fn external_id(&self) -> Option<&str> {
+        self.0.as_ref().ok()?.spec.provider_id.as_deref()
+    }
+
+    /// Returns none for an object that can't be read, and for one that its text would change: a time between
+    /// two seconds loses what is beyond them, and the last bit of a few numbers differs.
+    fn pack(&self) -> Option<Vec<u8>> {
+        let infra = self.0.as_ref().ok()?;
+        let text = serde_json::to_vec(infra).ok()?;
+        let read = Self::unpack(&text).ok()?.0.ok()?;
+        let is_same =
+            read.metadata == infra.metadata && read.spec == infra.spec && read.status == infra.status;
+        is_same.then_some(text)
+    }
+
+    /// Groups the machines of one template, as far as that is known.
+    fn dictionary_group(&self) -> u64 {
+        let Ok(infra) = &self.0 else { return 0 };
+        fingerprint((
+            &infra.metadata.namespace,
+            cluster_name(&infra.metadata),
+            serde_json::to_string(&infra.spec.provider_spec).unwrap_or_default(),
+            infra.is_provisioned(),
+        ))
+    }
+
+    fn unpack(text: &[u8]) -> serde_json::Result<Self> {
+        serde_json::from_slice(text)
+    }
+}
+
+/// A Machine at rest: its status is not serialized in the form in which it is read.
+#[derive(Deserialize, Serialize)]
+struct PackedMachine<M, S, T> {
+    metadata: M,
+    spec: S,
+    /// Its Node, and whether that is healthy.
+    status: Option<(T, bool)>,
+}
+
+impl Cached for Machine {
+    type Facts = MachineFacts;
+
+    fn facts(&self) -> MachineFacts {
+        let status = self.status.as_ref();
+        let node = status.filter(|status| status.node_name.is_some());
+        MachineFacts {
+            cluster: self.spec.cluster_name.as_str().into(),
+            node_is_healthy: node.map(|node| node.node_is_healthy),
+            has_drain_hook: volume_drain::has_hook(self),
+        }
+    }
+
+    /// Returns none for a Machine that its text would change, as for an InfraMachine.
+    fn pack(&self) -> Option<Vec<u8>> {
+        let status = self.status.as_ref();
+        let text = serde_json::to_vec(&PackedMachine {
+            metadata: &self.metadata,
+            spec: &self.spec,
+            status: status.map(|status| (&status.node_name, status.node_is_healthy)),
+        })
+        .ok()?;
+        let read = Self::unpack(&text).ok()?;
+        let is_same = read.metadata == self.metadata && read.spec == self.spec && read.status == self.status;
+        is_same.then_some(text)
+    }
+
+    fn dictionary_group(&self) -> u64 {
+        fingerprint((
+            &self.metadata.namespace,
+            &self.spec.cluster_name,
+            self.status.is_some(),
+        ))
+    }
+
+    fn unpack(text: &[u8]) -> serde_json::Result<Self> {
+        let packed: PackedMachine<ObjectMeta, MachineSpec, Option<Box<str>>> = serde_json::from_slice(text)?;
+        Ok(Self {
+            metadata: packed.metadata,
+            spec: packed.spec,
+            status: packed.status.map(|(node_name, node_is_healthy)| MachineStatus {
+                node_name,
+                node_is_healthy,
+            }),
+        })
+    }
+}
+
+/// Implements [`Cached`] for kinds that are not packed.
+macro_rules! kept_as_they_are {
+    ($($kind:ty),+) => {$(
+        impl Cached for $kind {
+            type Facts = ();
+
+            fn facts(&self) {}
+        }
+    )+};
+}
+
+kept_as_they_are!(
+    Cluster,
+    DeserializeGuard<InfraCluster>,
+    DeserializeGuard<InfraMachineTemplate>,
+    DeserializeGuard<InfraMachineRemediation>
+);
+
+#[cfg(test)]
+mod tests;

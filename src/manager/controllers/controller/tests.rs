@@ -1,0 +1,275 @@
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use kube::ResourceExt as _;
+use kube::runtime::reflector::ObjectRef;
+use tokio::sync::{Notify, Semaphore};
+
+use super::*;
+use crate::api::cluster_api::{Machine, MachineSpec};
+use crate::reconcile::caches::cache;
+
+/// What reconciles did, and what they wait for.
+struct Seen {
+    runs: Mutex<BTreeMap<String, usize>>,
+    order: Mutex<Vec<String>>,
+    at_once: Mutex<(usize, usize)>,
+    may_end: Semaphore,
+    began: Notify,
+}
+
+impl Seen {
+    fn new(may_end: usize) -> Arc<Self> {
+        Arc::new(Self {
+            runs: Mutex::default(),
+            order: Mutex::default(),
+            at_once: Mutex::default(),
+            may_end: Semaphore::new(may_end),
+            began: Notify::new(),
+        })
+    }
+
+    fn runs(&self, name: &str) -> usize {
+        self.runs.lock().unwrap().get(name).copied().unwrap_or_default()
+    }
+
+    fn order(&self) -> Vec<String> {
+        self.order.lock().unwrap().clone()
+    }
+
+    /// The condition has to stay true: a run goes on with all that is ready before this looks again.
+    async fn until(&self, condition: impl Fn(&Self) -> bool) {
+        while !condition(self) {
+            self.began.notified().await;
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Failed;
+
+/// One that is called `again` wants to be reconciled again in 5 s, `busy` always and at once; `fails` fails
+/// the first time.
+async fn reconcile(machine: Arc<Machine>, seen: Arc<Seen>) -> Result<Action, Failed> {
+    let name = machine.name_any();
+    {
+        *seen.runs.lock().unwrap().entry(name.clone()).or_default() += 1;
+        seen.order.lock().unwrap().push(name.clone());
+        let mut at_once = seen.at_once.lock().unwrap();
+        at_once.0 += 1;
+        at_once.1 = at_once.1.max(at_once.0);
+    }
+    seen.began.notify_one();
+    seen.may_end.acquire().await.unwrap().forget();
+    seen.at_once.lock().unwrap().0 -= 1;
+    match (name.as_str(), seen.runs(&name)) {
+        ("again", 1) => Ok(Action::requeue(Duration::from_secs(5))),
+        ("busy", runs) if runs < MAX_RUNS => Ok(Action::requeue(Duration::ZERO)),
+        ("fails", 1) => Err(Failed),
+        _ => Ok(Action::await_change()),
+    }
+}
+
+/// So often is one reconciled that is always asked for: the clock stands still meanwhile.
+const MAX_RUNS: usize = 1000;
+
+fn in_seven_seconds(_: &Machine, _: &Failed, _: &Seen) -> Action {
+    Action::requeue(Duration::from_secs(7))
+}
+
+/// Runs until what is waited for has come.
+async fn run_until(controller: Controller<Machine>, seen: &Arc<Seen>, until: impl Future<Output = ()>) {
+    let run = controller.run(
+        reconcile,
+        in_seven_seconds,
+        Arc::clone(seen),
+        std::future::pending(),
+    );
+    tokio::select! {
+        () = run => panic!("it ended"),
+        () = until => {}
+    }
+}
+
+fn machine(name: &str) -> Arc<Machine> {
+    let mut machine = Machine::new(name, MachineSpec::default());
+    machine.metadata.namespace = Some("ns".to_owned());
+    Arc::new(machine)
+}
+
+fn machines(names: &[&str]) -> Cache<Machine> {
+    let (cache, mut writer) = cache();
+    for name in names {
+        writer.apply(machine(name));
+    }
+    cache
+}
+
+fn reference(name: &str) -> ObjectRef<Machine> {
+    ObjectRef::new(name).within("ns")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_looks_at_everything_once_and_at_so_many_at_a_time() {
+    let cache = machines(&["a", "b", "c", "d", "e"]);
+    let (seen, queue) = (Seen::new(0), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 2).with_backlog(|_| true);
+    let all = async {
+        seen.until(|seen| seen.runs.lock().unwrap().len() >= 2).await;
+        seen.may_end.add_permits(100);
+        seen.until(|seen| seen.runs.lock().unwrap().len() >= 5).await;
+    };
+    run_until(controller, &seen, all).await;
+    assert_eq!(seen.at_once.lock().unwrap().1, 2);
+    assert!(seen.runs.lock().unwrap().values().all(|runs| *runs == 1));
+}
+
+/// What changes while an object is reconciled may have come too late for that.
+#[tokio::test(start_paused = true)]
+async fn an_object_is_reconciled_once_more_when_it_was_asked_for_meanwhile_and_never_twice_at_once() {
+    let cache = machines(&["a"]);
+    let (seen, queue) = (Seen::new(0), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 8);
+    queue.enqueue(reference("a"));
+    queue.enqueue(reference("not there"));
+    let all = async {
+        seen.until(|seen| seen.runs("a") >= 1).await;
+        queue.enqueue(reference("a"));
+        queue.enqueue(reference("a"));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(seen.runs("a"), 1);
+        seen.may_end.add_permits(100);
+        seen.until(|seen| seen.runs("a") >= 2).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    };
+    run_until(controller, &seen, all).await;
+    assert_eq!((seen.runs("a"), seen.at_once.lock().unwrap().1), (2, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_is_reconciled_again_when_it_asked_for_it_and_sooner_when_it_changes() {
+    let cache = machines(&["again"]);
+    let (seen, queue) = (Seen::new(100), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
+    let started = Instant::now();
+    run_until(controller, &seen, seen.until(|seen| seen.runs("again") >= 2)).await;
+    assert_eq!(started.elapsed().as_secs(), 5);
+
+    let (seen, queue) = (Seen::new(100), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
+    let started = Instant::now();
+    let changes = async {
+        seen.until(|seen| seen.runs("again") >= 1).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        queue.enqueue(reference("again"));
+        seen.until(|seen| seen.runs("again") >= 2).await;
+    };
+    run_until(controller, &seen, changes).await;
+    assert_eq!(started.elapsed().as_secs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_waits_for_what_has_begun_and_begins_nothing() {
+    let cache = machines(&["a", "b"]);
+    let (seen, queue) = (Seen::new(0), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
+    let shutdown = Notify::new();
+    let run = controller.run(
+        reconcile,
+        in_seven_seconds,
+        Arc::clone(&seen),
+        shutdown.notified(),
+    );
+    let mut run = std::pin::pin!(run);
+    tokio::select! {
+        () = &mut run => panic!("it ended"),
+        () = seen.until(|seen| !seen.runs.lock().unwrap().is_empty()) => {}
+    }
+    shutdown.notify_one();
+    let early = tokio::time::timeout(Duration::from_secs(1), &mut run).await;
+    assert!(early.is_err(), "a reconcile was broken off");
+    seen.may_end.add_permits(100);
+    run.await;
+    assert_eq!(seen.runs.lock().unwrap().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reconcile_that_failed_is_repeated_when_the_error_policy_says() {
+    let cache = machines(&["fails"]);
+    let (seen, queue) = (Seen::new(100), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
+    let started = Instant::now();
+    run_until(controller, &seen, seen.until(|seen| seen.runs("fails") >= 2)).await;
+    assert_eq!(started.elapsed().as_secs(), 7);
+}
+
+/// A start of a hundred thousand objects must not hold up the one that a user has just changed.
+#[tokio::test(start_paused = true)]
+async fn what_changes_is_reconciled_before_a_start_has_looked_at_everything() {
+    let names: Vec<_> = (0..100).map(|number| format!("m-{number}")).collect();
+    let (cache, mut writer) = cache();
+    for name in &names {
+        writer.apply(machine(name));
+    }
+    let (seen, queue) = (Seen::new(0), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
+    writer.apply(machine("changed"));
+    let all = async {
+        seen.until(|seen| !seen.order().is_empty()).await;
+        queue.enqueue(reference("changed"));
+        seen.may_end.add_permits(1000);
+        seen.until(|seen| seen.order().len() >= 101).await;
+    };
+    run_until(controller, &seen, all).await;
+    assert_eq!(seen.order()[1], "changed");
+}
+
+/// One that is never done must not keep a start from looking at the others.
+#[tokio::test(start_paused = true)]
+async fn a_start_looks_at_everything_though_one_object_is_always_asked_for() {
+    let cache = machines(&["a", "b", "busy", "c", "d"]);
+    let (seen, queue) = (Seen::new(10 * MAX_RUNS), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
+    queue.enqueue(reference("busy"));
+    run_until(
+        controller,
+        &seen,
+        seen.until(|seen| seen.runs("busy") >= MAX_RUNS),
+    )
+    .await;
+    let order = seen.order();
+    for name in ["a", "b", "c", "d"] {
+        let place = order.iter().position(|seen| seen == name);
+        assert!(place.is_some_and(|place| place < 20), "{name}: {place:?}");
+    }
+}
+
+/// The other controllers share the task, and with one thread so does the lease.
+#[tokio::test]
+async fn a_fleet_at_rest_lets_others_go_on_while_it_is_looked_at() {
+    const FLEET: usize = 1000;
+    let names: Vec<_> = (0..FLEET).map(|n| format!("m-{n}")).collect();
+    let cache = machines(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    let (seen, queue) = (Seen::new(0), WorkQueue::default());
+    let controller = Controller::new(&cache, &queue, 2).with_backlog(|_| true);
+    let at_rest = async |machine: Arc<Machine>, seen: Arc<Seen>| {
+        seen.order.lock().unwrap().push(machine.name_any());
+        Ok::<_, Failed>(Action::await_change())
+    };
+    let run = controller.run(
+        at_rest,
+        in_seven_seconds,
+        Arc::clone(&seen),
+        std::future::pending(),
+    );
+    let other = async {
+        tokio::task::yield_now().await;
+        seen.order().len()
+    };
+    tokio::select! {
+        biased;
+        () = run => panic!("nothing has ended it"),
+        looked_at = other => assert!(looked_at < FLEET, "{looked_at}"),
+    }
+}

@@ -1,0 +1,360 @@
+//! Enqueues what a driver's outage, return or replacement concerns.
+//!
+//! A probe enqueues at once the objects for which something can be done now; machines that sit out a back-off
+//! for want of the driver are retried when it is back, in doubling numbers. A state that is only published,
+//! that the driver is unreachable or reachable again, has to last first: then InfraClusters are reconciled at
+//! once, and the machines that are up at a pace that the API server and Cluster API do not notice.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use kube::Resource as _;
+use kube::api::ObjectMeta;
+use kube::runtime::reflector::ObjectRef;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::Controllers;
+use crate::api::ObjectMetaExt as _;
+use crate::api::conditions;
+use crate::api::v1alpha1::InfraMachine;
+use crate::driver::{ConfiguredDriver, Reachability, StableReachability};
+use crate::machine::Reference;
+use crate::reconcile::caches::{CachedMachine, yield_periodically};
+
+/// The least time between two rounds of retries of the machines that wait for a driver. It doubles each time
+/// that the driver becomes unreachable again soon: each round of failures costs the writes that publish it.
+const RETRY_PAUSE: Duration = Duration::from_mins(1);
+const MAX_RETRY_PAUSE: Duration = Duration::from_mins(10);
+/// The most machines that are retried in a second when their driver is back.
+const MAX_RETRIED: usize = 128;
+/// How many machines publish in a second that their driver is unreachable, or reachable again.
+const PUBLISHED_IN_A_SECOND: u32 = 20;
+
+impl Controllers {
+    /// Follows the probes of all drivers, for ever.
+    pub(super) async fn follow_drivers(&self) {
+        let all = self.drivers.iter().map(|driver| async {
+            tokio::join!(
+                driver.debounce_reachability(self.options.driver_unreachable_grace),
+                self.follow_reachability(driver),
+                self.follow_probes(driver),
+            )
+        });
+        futures::future::join_all(all).await;
+        // Without a driver there is nothing to follow, but this future must not end.
+        futures::future::pending::<()>().await;
+    }
+
+    /// Publishes that a driver is unreachable, or reachable again, once the state is stable.
+    async fn follow_reachability(&self, driver: &ConfiguredDriver) {
+        let mut reachability = driver.stable_reachability();
+        while reachability.changed().await.is_ok() {
+            loop {
+                let now = reachability.borrow_and_update().clone();
+                self.reconcile_clusters_of(driver.name());
+                tokio::select! {
+                    () = self.publish_on_machines(driver.name(), &now) => break,
+                    // The state that is left to be published has changed.
+                    changed = reachability.changed() => if changed.is_err() { return },
+                }
+            }
+        }
+    }
+
+    /// Reconciles one after the other the machines of a driver that are up and do not publish its state yet.
+    async fn publish_on_machines(&self, driver: &str, now: &StableReachability) {
+        let behind = self.machines_of(driver, |machine| has_to_publish(machine, now));
+        for machine in behind.await {
+            self.infra_machine_queue.enqueue(machine);
+            sleep(Duration::from_secs(1) / PUBLISHED_IN_A_SECOND).await;
+        }
+    }
+
+    /// Reconciles what belongs to a driver that is back, or that was replaced: it may report other calls,
+    /// zones and classes.
+    async fn follow_probes(&self, driver: &ConfiguredDriver) {
+        let mut update = driver.reachability();
+        let mut was = matches!(*update.borrow_and_update(), Reachability::Unreachable(_));
+        let mut generation = driver.connection_generation();
+        let mut retries = Retries::default();
+        loop {
+            tokio::select! {
+                changed = update.changed() => if changed.is_err() { return },
+                () = retries.next() => {
+                    self.retry(retries.batch());
+                    continue;
+                }
+            }
+            let is = matches!(*update.borrow_and_update(), Reachability::Unreachable(_));
+            let is_back = std::mem::replace(&mut was, is) && !is;
+            let before = std::mem::replace(&mut generation, driver.connection_generation());
+            // The first plugin changes nothing that was known before.
+            let is_another = before != 0 && before != generation;
+            if is_another {
+                self.reconcile_machines_of(driver.name());
+            }
+            if is {
+                retries.stop();
+            } else if is_back {
+                retries.begin(self.waiting_for(driver.name()), Instant::now());
+            }
+            if is_back || is_another {
+                self.reconcile_clusters_of(driver.name());
+                self.reconcile_templates_of(driver.name());
+            }
+        }
+    }
+
+    /// The machines that wait for something to pass by itself, such as an outage of their driver.
+    fn waiting_for(&self, driver: &str) -> Vec<Reference> {
+        let cache = &self.caches.infra_machines;
+        let waiting = self
+            .machine_context
+            .states
+            .waiting_for_transient(|uid| cache.number(uid));
+        let machines = self.all_machines_of(driver).into_iter();
+        machines
+            .filter(|machine| waiting.contains(&machine.uid()))
+            .map(|machine| machine.key().reference())
+            .collect()
+    }
+
+    /// Ends the back-off of machines, and enqueues them.
+    fn retry(&self, machines: Vec<Reference>) {
+        for machine in machines {
+            if let Some(found) = self.caches.infra_machines.get(&machine) {
+                let uid = found.meta().uid();
+                self.machine_context.states.end_transient_wait(uid);
+                self.infra_machine_queue.enqueue(machine);
+            }
+        }
+    }
+
+    /// Enqueues all machines of a driver, also those without a VM: the capabilities that the driver declared
+    /// before may have led to a refusal of their spec without a call.
+    pub(super) fn reconcile_machines_of(&self, driver: &str) {
+        for machine in self.all_machines_of(driver) {
+            self.infra_machine_queue.enqueue_key(machine.key().clone());
+        }
+    }
+
+    /// The machines of a driver, whether or not it has made their VMs yet.
+    pub(super) async fn machines_of(
+        &self,
+        driver: &str,
+        which: impl Fn(&InfraMachine) -> bool,
+    ) -> Vec<Reference> {
+        let mut found = Vec::new();
+        for (index, entry) in self.all_machines_of(driver).into_iter().enumerate() {
+            yield_periodically(index).await;
+            let object = entry.object();
+            if object.is_some_and(|object| object.0.as_ref().is_ok_and(&which)) {
+                found.push(entry.key().reference());
+            }
+        }
+        found
+    }
+
+    fn all_machines_of(&self, driver: &str) -> Vec<CachedMachine> {
+        self.caches.infra_machines.select(|entry| {
+            let facts = entry.facts();
+            facts.phase.is_some()
+                && (facts.used_driver.as_deref() == Some(driver)
+                    || self.is_served_by(driver, facts.named_driver.as_deref(), entry.key().namespace()))
+        })
+    }
+
+    /// Enqueues the InfraClusters that name a driver, and those of the machines that it made.
+    fn reconcile_clusters_of(&self, driver: &str) {
+        let labelled: HashSet<(String, Box<str>)> = self.caches.infra_machines.scan(|all| {
+            let used = all.filter(|entry| entry.facts().used_driver.as_deref() == Some(driver));
+            let labelled = used.filter_map(|entry| {
+                let cluster = entry.facts().cluster.clone()?;
+                Some((entry.key().namespace().to_owned(), cluster))
+            });
+            labelled.collect()
+        });
+        for object in self.caches.infra_clusters.state() {
+            if let Ok(infra) = &object.0
+                && (self.is_served_by(
+                    driver,
+                    infra.spec.driver.as_deref(),
+                    namespace_of(&infra.metadata),
+                ) || self.caches.owning_clusters(&infra.metadata).any(|owner| {
+                    let meta = &owner.metadata;
+                    let name = meta.namespace.clone().zip(meta.name.as_deref().map(Box::from));
+                    name.is_some_and(|name| labelled.contains(&name))
+                }))
+            {
+                self.infra_cluster_queue.enqueue(ObjectRef::from_obj(&*object));
+            }
+        }
+    }
+
+    fn reconcile_templates_of(&self, driver: &str) {
+        for object in self.caches.infra_machine_templates.state() {
+            if let Ok(template) = &object.0
+                && let named = template.spec.template.spec.driver.as_deref()
+                && self.is_served_by(driver, named, namespace_of(&template.metadata))
+            {
+                self.template_queue.enqueue(ObjectRef::from_obj(&*object));
+            }
+        }
+    }
+
+    /// Whether an object that names this driver, or none, is served by the given driver.
+    fn is_served_by(&self, driver: &str, named: Option<&str>, namespace: &str) -> bool {
+        let resolved = self.drivers.resolve(named, namespace);
+        resolved.is_ok_and(|resolved| resolved.name() == driver)
+    }
+}
+
+/// Whether a machine is up and its status does not show the current state. The machines of a fleet that comes
+/// up, or that a new leader takes over, show it already.
+fn has_to_publish(machine: &InfraMachine, now: &StableReachability) -> bool {
+    let status = machine.status.as_ref();
+    let conditions = status.map(|status| status.conditions.as_slice());
+    machine.is_provisioned()
+        && match now {
+            StableReachability::Unsettled => false,
+            StableReachability::Reachable => {
+                !conditions::is_true(conditions.unwrap_or_default(), conditions::DRIVER_REACHABLE)
+            }
+            StableReachability::Unreachable(_) => true,
+        }
+}
+
+fn namespace_of(meta: &ObjectMeta) -> &str {
+    meta.namespace()
+}
+
+/// The machines that are retried after an outage: one, two, four …, a second apart.
+#[derive(Default)]
+struct Retries {
+    left: Vec<Reference>,
+    size: usize,
+    at: Option<Instant>,
+    /// When the last retries began: a driver that comes and goes does not end every back-off.
+    began: Option<Instant>,
+    /// How long after that the next retries may begin.
+    pause: Duration,
+}
+
+impl Retries {
+    fn begin(&mut self, machines: Vec<Reference>, now: Instant) {
+        self.left = machines;
+        self.size = 1;
+        self.at = Some(self.began.map_or(now, |began| now.max(began + self.pause)));
+    }
+
+    /// Drops the retries: the driver is unreachable again.
+    fn stop(&mut self) {
+        self.left.clear();
+        self.at = None;
+    }
+
+    /// Waits for the time of the next batch; for ever where there is none.
+    async fn next(&self) {
+        match self.at {
+            Some(at) => sleep_until(at).await,
+            None => futures::future::pending().await,
+        }
+    }
+
+    fn batch(&mut self) -> Vec<Reference> {
+        if self.size == 1 {
+            // Not `retry::Backoff`, which counts failures in a row: this pause doubles with each outage, and
+            // begins anew once the driver has stayed reachable.
+            let since = self.at.zip(self.began).map(|(at, began)| at - began);
+            self.pause = match since {
+                Some(since) if since < 2 * MAX_RETRY_PAUSE => (self.pause * 2).min(MAX_RETRY_PAUSE),
+                Some(_) | None => RETRY_PAUSE,
+            };
+            self.began = self.at;
+        }
+        let batch = self.left.split_off(self.left.len().saturating_sub(self.size));
+        self.size = (self.size * 2).min(MAX_RETRIED);
+        let next = self.at.map(|at| at + Duration::from_secs(1));
+        self.at = next.filter(|_| !self.left.is_empty());
+        batch
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::conditions::ConditionStatus;
+    use crate::api::v1alpha1::{InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus};
+
+    #[test]
+    fn a_machine_that_says_already_that_its_driver_is_reachable_is_not_reconciled_for_that() {
+        let machine = |shown: Option<ConditionStatus>| {
+            let mut status = InfraMachineStatus {
+                initialization: Some(InfraMachineInitialization {
+                    provisioned: Some(true),
+                }),
+                ..InfraMachineStatus::default()
+            };
+            if let Some(shown) = shown {
+                let (type_, now) = (conditions::DRIVER_REACHABLE, jiff::Timestamp::UNIX_EPOCH);
+                conditions::set(&mut status.conditions, type_, shown, "Test", "", Some(1), now);
+            }
+            let mut machine = InfraMachine::new("m", InfraMachineSpec::default());
+            machine.status = Some(status);
+            machine
+        };
+        let unreachable = StableReachability::Unreachable("down".into());
+        for (shown, back, away) in [
+            (None, true, true),
+            (Some(ConditionStatus::False), true, true),
+            (Some(ConditionStatus::True), false, true),
+        ] {
+            let machine = machine(shown);
+            assert_eq!(has_to_publish(&machine, &StableReachability::Reachable), back);
+            assert_eq!(has_to_publish(&machine, &unreachable), away);
+        }
+        assert!(!has_to_publish(
+            &InfraMachine::new("m", InfraMachineSpec::default()),
+            &unreachable
+        ));
+    }
+
+    #[test]
+    fn after_an_outage_machines_are_retried_in_doubling_numbers_and_not_each_time_a_driver_flaps() {
+        let machines = || (0..20).map(|n| Reference::new(&format!("m-{n}"))).collect();
+        let (mut retries, start) = (Retries::default(), Instant::now());
+        retries.begin(machines(), start);
+        let mut sizes = Vec::new();
+        let mut times = Vec::new();
+        while let Some(at) = retries.at {
+            times.push(at.duration_since(start).as_secs());
+            sizes.push(retries.batch().len());
+        }
+        assert_eq!((sizes, times), (vec![1, 2, 4, 8, 5], vec![0, 1, 2, 3, 4]));
+        retries.begin(machines(), start + Duration::from_secs(10));
+        assert_eq!(retries.at, Some(start + RETRY_PAUSE));
+        retries.stop();
+        assert_eq!(retries.at, None);
+        retries.begin(machines(), start + Duration::from_secs(20));
+        assert_eq!(
+            retries.at,
+            Some(start + RETRY_PAUSE),
+            "retries that were never made put nothing off"
+        );
+        let mut began = Vec::new();
+        for minute in (2..40).chain(120..122) {
+            let now = start + Duration::from_mins(minute);
+            retries.begin(machines(), now);
+            if retries.at == Some(now) {
+                retries.batch();
+                began.push(minute);
+            }
+            retries.stop();
+        }
+        assert_eq!(
+            began,
+            [2, 4, 8, 16, 26, 36, 120, 121],
+            "ever more rarely, until it has stayed"
+        );
+    }
+}

@@ -1,0 +1,96 @@
+//! The meaning of the answer of RestartMachine for the VM. Pure.
+
+use crate::api::retry::{self, Disposition, Stage};
+use cmi_driver::{Code, Status};
+
+/// Whether the VM was restarted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RestartResult {
+    /// The VM is restarting.
+    Made,
+    /// The VM may be restarting, now or later: the restart counts.
+    MayBeMade,
+    /// The VM is as it was, and stays so: no restart counts.
+    NotMade,
+    /// The VM can't be restarted at all.
+    NotPossible,
+}
+
+impl RestartResult {
+    /// By the answer. An outage of the driver, one of its back end where the driver says that it has begun
+    /// nothing, and credentials that have expired use up no restart: a Machine would be replaced of which no
+    /// VM was restarted.
+    pub fn of(answer: &Result<(), Status>) -> Self {
+        let Err(status) = answer else {
+            return Self::Made;
+        };
+        if status.is_never_sent() {
+            return Self::NotMade;
+        }
+        if retry::disposition(Stage::Restart, status.code()) == Disposition::Replace {
+            return Self::NotPossible;
+        }
+        match status.code() {
+            _ if status.has_no_side_effects() => Self::NotMade,
+            // It is restarting already.
+            Code::Aborted => Self::Made,
+            Code::PermissionDenied | Code::Unauthenticated | Code::ResourceExhausted => Self::NotMade,
+            // UNAVAILABLE may come from a proxy that lost the plugin, or from a connection that broke.
+            Code::Canceled
+            | Code::Unknown
+            | Code::DeadlineExceeded
+            | Code::Internal
+            | Code::Unavailable
+            | Code::DataLoss
+            | Code::Uninitialized => Self::MayBeMade,
+            Code::InvalidArgument
+            | Code::NotFound
+            | Code::AlreadyExists
+            | Code::FailedPrecondition
+            | Code::OutOfRange
+            | Code::Unimplemented => Self::NotPossible,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(status: Status) -> RestartResult {
+        RestartResult::of(&Err(status))
+    }
+
+    #[test]
+    fn only_a_restart_that_may_have_been_made_counts_as_one() {
+        use Code::*;
+        assert_eq!(RestartResult::of(&Ok(())), RestartResult::Made);
+        for code in Code::ALL {
+            let expected = match code {
+                Aborted => RestartResult::Made,
+                PermissionDenied | Unauthenticated | ResourceExhausted => RestartResult::NotMade,
+                Canceled | Unknown | DeadlineExceeded | Internal | Unavailable | DataLoss | Uninitialized => {
+                    RestartResult::MayBeMade
+                }
+                NotFound | Unimplemented | FailedPrecondition | InvalidArgument | AlreadyExists
+                | OutOfRange => RestartResult::NotPossible,
+            };
+            assert_eq!(of(Status::new(code, "no")), expected, "{code}");
+        }
+    }
+
+    /// A proxy that lost the plugin during the call answers UNAVAILABLE in the plugin's name.
+    #[test]
+    fn a_restart_whose_answer_was_lost_counts_and_one_that_was_never_sent_or_begun_does_not() {
+        for code in [Code::Unavailable, Code::DeadlineExceeded, Code::Internal] {
+            let status = || Status::new(code, "no");
+            assert_eq!(of(status()), RestartResult::MayBeMade, "{code}");
+            assert_eq!(of(status().with_never_sent()), RestartResult::NotMade, "{code}");
+            assert_eq!(
+                of(status().with_no_side_effects()),
+                RestartResult::NotMade,
+                "{code}"
+            );
+        }
+    }
+}

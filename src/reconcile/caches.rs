@@ -1,0 +1,375 @@
+//! The caches of all that is watched, and what is derived from them. The reconcilers share them.
+
+mod by_version;
+mod cache;
+mod namespaced_name;
+mod packed;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::Resource;
+use kube::runtime::reflector::ObjectRef;
+use parking_lot::Mutex;
+
+pub use self::by_version::ByVersion;
+pub use self::cache::{Cache, Cached, Difference, Entry, Writer, WriterDropped, cache};
+pub use self::namespaced_name::NamespacedName;
+use crate::api::cluster_api::{self, Cluster, Machine, cluster_name};
+use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations};
+use crate::telemetry::metrics::MachinePhase;
+
+/// A machine of the cache.
+pub type CachedMachine = Entry<DeserializeGuard<InfraMachine>>;
+
+/// The number of objects that are unpacked before other tasks run: there may be a hundred thousand, which
+/// take seconds.
+const BETWEEN_YIELDS: usize = 256;
+
+/// Yields to other tasks now and then, where many objects are unpacked one after the other; `index` is the
+/// place of this one.
+pub async fn yield_periodically(index: usize) {
+    if index % BETWEEN_YIELDS == BETWEEN_YIELDS - 1 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// The facts of an InfraMachine that scans look at. Machines of one Cluster in the same state share them.
+#[allow(clippy::struct_excessive_bools)] // facts that have nothing to do with each other
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct InfraMachineFacts {
+    /// The Cluster that it is labelled with.
+    pub cluster: Option<Box<str>>,
+    /// The cluster id that was written for it, rather than copied from another.
+    pub own_cluster_id: Option<Box<str>>,
+    /// The driver that has made its VM, or was about to.
+    pub used_driver: Option<Box<str>>,
+    /// The driver that its spec names.
+    pub named_driver: Option<Box<str>>,
+    /// The driver that it is counted with.
+    pub shown_driver: Box<str>,
+    /// Its phase; none where the object can't be read, and then nothing but its Cluster is known.
+    pub phase: Option<MachinePhase>,
+    /// The reason of its phase.
+    pub reason: Box<str>,
+    /// Whether its VM was found to be gone.
+    pub has_vanished: bool,
+    /// Whether its VM was handed to Cluster API.
+    pub is_provisioned: bool,
+    /// Whether its Node is freed of a taint.
+    pub has_taint: bool,
+    /// Whether the volumes of its Machine are to be drained, or it says how that went.
+    pub requests_drain: bool,
+}
+
+/// The facts of a Machine that scans look at.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct MachineFacts {
+    /// Its Cluster.
+    pub cluster: Box<str>,
+    /// Whether its Node is healthy, if it has one.
+    pub node_is_healthy: Option<bool>,
+    /// Whether Cluster API waits for this provider to drain its volumes.
+    pub has_drain_hook: bool,
+}
+
+/// Read-only caches of all watched kinds, without managed fields.
+#[derive(Clone)]
+pub struct Caches {
+    /// Machines of Cluster API.
+    pub machines: Cache<Machine>,
+    /// Clusters of Cluster API.
+    pub clusters: Cache<Cluster>,
+    /// Our machines.
+    pub infra_machines: Cache<DeserializeGuard<InfraMachine>>,
+    /// Our templates.
+    pub infra_machine_templates: Cache<DeserializeGuard<InfraMachineTemplate>>,
+    /// Our clusters.
+    pub infra_clusters: Cache<DeserializeGuard<InfraCluster>>,
+}
+
+impl Caches {
+    /// The Clusters that own an object, of those that are there.
+    pub fn owning_clusters(&self, meta: &ObjectMeta) -> impl Iterator<Item = Arc<Cluster>> {
+        let namespace = meta.namespace();
+        cluster_owners(meta).filter_map(move |reference| {
+            let key = ObjectRef::new(&reference.name).within(namespace);
+            let cluster = self.clusters.get(&key)?;
+            (cluster.metadata.uid.as_deref() == Some(reference.uid.as_str())).then_some(cluster)
+        })
+    }
+
+    /// The Machine that owns an object as its controller, if it is there.
+    pub fn owner_machine(&self, meta: &ObjectMeta) -> Option<Arc<Machine>> {
+        let owner = machine_owner(meta)?;
+        let key = ObjectRef::new(&owner.name).within(meta.namespace.as_deref()?);
+        let found = self.machines.get(&key)?;
+        // A Machine of the same name that came later is another one.
+        (found.metadata.uid.as_deref() == Some(owner.uid.as_str())).then_some(found)
+    }
+
+    /// The Clusters that a template is for: those that own it, and the one that it is labelled with.
+    pub fn clusters_of_template(&self, meta: &ObjectMeta) -> Vec<Arc<Cluster>> {
+        self.owning_clusters(meta)
+            .chain(self.labelled_cluster(meta))
+            .collect()
+    }
+
+    /// The Cluster that an object is labelled with, if it is there.
+    pub fn labelled_cluster(&self, meta: &ObjectMeta) -> Option<Arc<Cluster>> {
+        self.cluster(meta.namespace.as_deref()?, cluster_name(meta)?)
+    }
+
+    /// The Cluster of this name, if it is there.
+    pub fn cluster(&self, namespace: &str, name: &str) -> Option<Arc<Cluster>> {
+        self.clusters.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// The InfraCluster of a Cluster, if it is one of ours and there.
+    pub fn infra_cluster_of(&self, cluster: &Cluster) -> Option<Arc<DeserializeGuard<InfraCluster>>> {
+        let infra = cluster.spec.infrastructure_ref.as_ref()?;
+        if !infra.is_to::<InfraCluster>() {
+            return None;
+        }
+        let namespace = cluster.metadata.namespace.as_deref()?;
+        self.infra_clusters
+            .get(&ObjectRef::new(&infra.name).within(namespace))
+    }
+
+    /// The drivers that made the machines of a Cluster, by name.
+    pub fn drivers_of(&self, cluster: &Cluster) -> BTreeSet<String> {
+        self.infra_machines.scan(|all| {
+            let labelled = all.filter(|entry| is_labelled(entry, cluster));
+            let drivers: BTreeSet<_> = labelled
+                .filter_map(|entry| entry.facts().used_driver.as_deref())
+                .collect();
+            drivers.into_iter().map(str::to_owned).collect()
+        })
+    }
+}
+
+/// Whether a machine is labelled with a Cluster, in its namespace.
+fn is_labelled(entry: &CachedMachine, cluster: &Cluster) -> bool {
+    let meta = &cluster.metadata;
+    entry.facts().cluster.as_deref() == meta.name.as_deref() && entry.key().namespace() == meta.namespace()
+}
+
+/// The owner reference to the Machine that controls an object, whatever version it is written in, and whether
+/// the Machine exists or not.
+pub fn machine_owner(meta: &ObjectMeta) -> Option<&OwnerReference> {
+    meta.owner_references.iter().flatten().find(|owner| {
+        let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
+        owner.controller == Some(true) && owner.kind == "Machine" && group == cluster_api::GROUP
+    })
+}
+
+/// The owner references to Clusters, whether the Clusters exist or not.
+pub fn cluster_owners(meta: &ObjectMeta) -> impl Iterator<Item = &OwnerReference> {
+    meta.owner_references.iter().flatten().filter(|owner| {
+        let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
+        owner.kind == "Cluster" && group == cluster_api::GROUP
+    })
+}
+
+#[cfg(test)]
+impl Caches {
+    /// Caches that nothing fills.
+    pub fn empty() -> Self {
+        Self {
+            machines: cache().0,
+            clusters: cache().0,
+            infra_machines: cache().0,
+            infra_machine_templates: cache().0,
+            infra_clusters: cache().0,
+        }
+    }
+}
+
+/// The ids that drivers know Clusters by.
+///
+/// # Guarantees
+/// Unique per Cluster, shared by all its machines, and stable over a move, where UIDs change: the id that the
+/// InfraCluster or a sibling machine already carries wins over one derived from the Cluster's UID.
+pub struct ClusterIds {
+    infra_machines: Cache<DeserializeGuard<InfraMachine>>,
+    infra_clusters: Cache<DeserializeGuard<InfraCluster>>,
+    found: Mutex<HashMap<String, String>>,
+}
+
+/// The InfraCluster of a Cluster, which may carry the id.
+enum Carrier {
+    /// The Cluster names no InfraCluster of ours.
+    None,
+    /// The Cluster names an InfraCluster that the cache does not have: the cache may be behind.
+    NotSeen,
+    /// The InfraCluster that the Cluster names.
+    Seen(Arc<DeserializeGuard<InfraCluster>>),
+}
+
+impl ClusterIds {
+    /// Reads these caches, which must have been filled before the first use.
+    pub fn new(caches: &Caches) -> Self {
+        Self {
+            infra_machines: caches.infra_machines.clone(),
+            infra_clusters: caches.infra_clusters.clone(),
+            found: Mutex::default(),
+        }
+    }
+
+    /// Returns the id of a Cluster; `None` for one that the API server has not given a UID.
+    ///
+    /// The id is found once and kept, but not while the InfraCluster that may carry another has not been
+    /// seen.
+    pub fn of(&self, cluster: &Cluster) -> Option<String> {
+        let uid = cluster.metadata.uid.clone()?;
+        if let Some(id) = self.found.lock().get(&uid) {
+            return Some(id.clone());
+        }
+        let carrier = self.carrier(cluster);
+        let written = match &carrier {
+            Carrier::Seen(infra) => annotated(infra),
+            Carrier::NotSeen | Carrier::None => None,
+        };
+        let written = written.or_else(|| self.of_sibling(cluster));
+        if written.is_none() && matches!(carrier, Carrier::NotSeen) {
+            return Some(uid);
+        }
+        let id = written.unwrap_or_else(|| uid.clone());
+        Some(self.found.lock().entry(uid).or_insert(id).clone())
+    }
+
+    /// Forgets all Clusters whose UID is not there any more.
+    pub fn forget_all_but(&self, is_there: impl Fn(&str) -> bool) {
+        self.found.lock().retain(|uid, _| is_there(uid));
+    }
+
+    fn carrier(&self, cluster: &Cluster) -> Carrier {
+        let (Some(reference), Some(namespace)) = (
+            cluster.spec.infrastructure_ref.as_ref(),
+            cluster.metadata.namespace.as_deref(),
+        ) else {
+            return Carrier::None;
+        };
+        if !reference.is_to::<InfraCluster>() {
+            return Carrier::None;
+        }
+        self.infra_clusters
+            .get(&ObjectRef::new(&reference.name).within(namespace))
+            .map_or(Carrier::NotSeen, Carrier::Seen)
+    }
+
+    fn of_sibling(&self, cluster: &Cluster) -> Option<String> {
+        self.infra_machines.scan(|all| {
+            let mut labelled = all.filter(|entry| is_labelled(entry, cluster));
+            labelled.find_map(|entry| entry.facts().own_cluster_id.as_deref().map(str::to_owned))
+        })
+    }
+}
+
+/// The cluster id in the annotations of an object, also of one whose spec can't be read.
+fn annotated<K: Resource>(object: &DeserializeGuard<K>) -> Option<String> {
+    object
+        .meta()
+        .annotations
+        .as_ref()?
+        .get(annotations::CLUSTER_ID)
+        .cloned()
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::watcher::Event;
+
+    use super::*;
+    use crate::api::cluster_api::{ClusterSpec, ObjectReference};
+    use crate::api::labels;
+    use crate::api::v1alpha1::InfraClusterSpec;
+
+    fn caches() -> (Caches, Writer<DeserializeGuard<InfraCluster>>) {
+        let (infra_clusters, writer) = cache();
+        let caches = Caches {
+            infra_clusters,
+            ..Caches::empty()
+        };
+        (caches, writer)
+    }
+
+    fn cluster() -> Cluster {
+        let mut cluster = Cluster::new("c", ClusterSpec::default());
+        cluster.metadata.namespace = Some("ns".to_owned());
+        cluster.metadata.uid = Some("u-1".to_owned());
+        cluster.spec.infrastructure_ref = Some(ObjectReference {
+            api_group: crate::api::GROUP.to_owned(),
+            kind: "InfraCluster".to_owned(),
+            name: "c".to_owned(),
+        });
+        cluster
+    }
+
+    fn infra_cluster(id: Option<&str>) -> DeserializeGuard<InfraCluster> {
+        let mut infra = InfraCluster::new("c", InfraClusterSpec::default());
+        infra.metadata.namespace = Some("ns".to_owned());
+        infra.metadata.annotations =
+            id.map(|id| [(annotations::CLUSTER_ID.to_owned(), id.to_owned())].into());
+        DeserializeGuard(Ok(infra))
+    }
+
+    /// An owner of the same name may be one that was deleted.
+    #[test]
+    fn a_template_is_of_the_clusters_that_own_it_by_uid_and_of_the_one_that_it_is_labelled_with() {
+        let (mut caches, _writer) = caches();
+        let (clusters, mut writer) = cache();
+        caches.clusters = clusters;
+        writer.apply_watcher_event(&Event::Apply(cluster()));
+        let owned_by = |uid: &str, kind: &str| ObjectMeta {
+            namespace: Some("ns".to_owned()),
+            owner_references: Some(vec![OwnerReference {
+                api_version: "cluster.x-k8s.io/v1beta2".to_owned(),
+                kind: kind.to_owned(),
+                name: "c".to_owned(),
+                uid: uid.to_owned(),
+                ..OwnerReference::default()
+            }]),
+            ..ObjectMeta::default()
+        };
+        let labelled = |name: &str, namespace: &str| ObjectMeta {
+            namespace: Some(namespace.to_owned()),
+            labels: Some([(labels::CLUSTER_NAME.to_owned(), name.to_owned())].into()),
+            ..ObjectMeta::default()
+        };
+        for (meta, clusters) in [
+            (owned_by("u-1", "Cluster"), 1),
+            (owned_by("u-0", "Cluster"), 0),
+            (owned_by("u-1", "ClusterClass"), 0),
+            (labelled("c", "ns"), 1),
+            (labelled("c", "other"), 0),
+            (labelled("d", "ns"), 0),
+        ] {
+            assert_eq!(caches.clusters_of_template(&meta).len(), clusters, "{meta:?}");
+        }
+    }
+
+    /// After a move the Cluster may be seen before the InfraCluster that carries its id.
+    #[test]
+    fn an_id_is_not_settled_before_the_object_that_may_carry_it_is_seen() {
+        let (caches, mut writer) = caches();
+        let ids = ClusterIds::new(&caches);
+        assert_eq!(ids.of(&cluster()).as_deref(), Some("u-1"));
+        writer.apply_watcher_event(&Event::Apply(infra_cluster(Some("moved"))));
+        assert_eq!(ids.of(&cluster()).as_deref(), Some("moved"));
+        writer.apply_watcher_event(&Event::Apply(infra_cluster(None)));
+        assert_eq!(
+            ids.of(&cluster()).as_deref(),
+            Some("moved"),
+            "what was found is kept"
+        );
+        ids.forget_all_but(|_| false);
+        assert_eq!(
+            ids.of(&cluster()).as_deref(),
+            Some("u-1"),
+            "of a Cluster that is gone nothing is"
+        );
+    }
+}

@@ -1,0 +1,70 @@
+//! When an object is reconciled again.
+
+use std::time::Duration;
+
+use crate::api::retry::{self, Delay, LONG_WAIT, Stage};
+use cmi_driver::Status;
+
+/// When an object is reconciled again. kube's own type can't be read outside of its controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Action {
+    requeue_after: Option<Duration>,
+}
+
+impl Action {
+    /// Requeues the object after this long, if nothing changes before.
+    pub const fn requeue(after: Duration) -> Self {
+        Self {
+            requeue_after: Some(after),
+        }
+    }
+
+    /// Reconciles the object only after a change.
+    pub const fn await_change() -> Self {
+        Self { requeue_after: None }
+    }
+
+    /// The delay of the requeue; none where the object waits for a change.
+    pub const fn requeue_after(self) -> Option<Duration> {
+        self.requeue_after
+    }
+}
+
+/// When an object is looked at again, if nothing changes before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Requeue {
+    /// Not before something changes.
+    OnChange,
+    /// After this long.
+    After(Duration),
+    /// Something failed that may pass by itself: after 5 s, doubling up to 5 min, and not before this long.
+    BackOff(Duration),
+}
+
+impl Requeue {
+    /// Decides on the requeue after a failed driver call, by the table of codes. As for machines, the delay
+    /// that the driver asks for is a lower bound; where the wait is otherwise a long one, a driver that knows
+    /// better may say so, and the call is repeated by the back-off.
+    pub fn after_failure(stage: Stage, status: &Status) -> Self {
+        let asked = retry::requested_delay(status);
+        match retry::disposition(stage, status.code()).delay() {
+            Delay::UntilChange => Self::After(LONG_WAIT),
+            Delay::Backoff => Self::BackOff(asked.unwrap_or_default()),
+            Delay::Long => asked.map_or(Self::After(LONG_WAIT), Self::BackOff),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cmi_driver::Code;
+
+    #[test]
+    fn what_an_operator_has_to_repair_is_asked_rarely_and_what_passes_by_itself_soon() {
+        let after = |code| Requeue::after_failure(Stage::ListZones, &Status::new(code, "no"));
+        assert_eq!(after(Code::Unavailable), Requeue::BackOff(Duration::ZERO));
+        assert_eq!(after(Code::PermissionDenied), Requeue::After(LONG_WAIT));
+        assert_eq!(after(Code::InvalidArgument), Requeue::After(LONG_WAIT));
+    }
+}
