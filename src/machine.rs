@@ -1,7 +1,7 @@
 //! InfraMachine: gather → plan → execute → publish.
 //!
-//! The controller knows Kubernetes and the driver's trait, but no concrete driver. [`mod@plan`] holds every
-//! rule of the contract and is pure; [`object::Object`] is the only place that writes.
+//! The controller knows Kubernetes and the driver trait, but no concrete driver. [`mod@plan`] holds every
+//! rule of the contract and is pure. Only [`object::Object`] writes.
 
 mod adoption;
 mod context;
@@ -69,14 +69,14 @@ async fn reconcile_machine(queued: &InfraMachine, ctx: &Context) -> Result<Actio
     let mut object = Object::new(ctx, Arc::clone(&machine));
     if let Some((unpublished, timing)) = gathered.unpublished().filter(|_| plan.is_idle()) {
         write(ctx, &machine, &mut object, &gathered, &unpublished, timing).await?;
-        // The next reconcile publishes what the plan has to say.
+        // The next reconcile publishes the outcome of the plan.
         return Ok(Action::requeue(Duration::ZERO));
     }
     let execution = execute(ctx, &mut object, &gathered, plan).await?;
     publish(ctx, &machine, &mut object, &gathered, execution.outcome).await
 }
 
-/// Reads what is known of a machine, and plans what has to be done for it.
+/// Reads the state of a machine and plans the next action.
 async fn gather_and_plan(ctx: &Context, machine: &InfraMachine) -> (Gathered, Plan) {
     let gathered = gather(ctx, machine).await;
     let plan = plan(machine, &gathered.observed);
@@ -84,7 +84,7 @@ async fn gather_and_plan(ctx: &Context, machine: &InfraMachine) -> (Gathered, Pl
     (gathered, plan)
 }
 
-/// Returns the plan, or a wait in its place when the plan trusts an identity that may be forged.
+/// Returns the plan. Returns a wait instead when the plan depends on an identity that may be forged.
 async fn check_policies(ctx: &Context, machine: &InfraMachine, gathered: &Gathered, plan: Plan) -> Plan {
     let enforcement = match plan.required_policy_check() {
         RequiredPolicyCheck::None => return plan,
@@ -97,15 +97,15 @@ async fn check_policies(ctx: &Context, machine: &InfraMachine, gathered: &Gather
     }
 }
 
-/// Returns the version of a machine that the cache holds now: our own last write may have arrived since the
-/// machine was taken from the queue for this reconcile.
+/// Returns the cached version of a machine. The cache may have received our own last write after the machine
+/// was queued.
 fn cached(ctx: &Context, queued: &InfraMachine) -> Arc<InfraMachine> {
     let found = ctx.caches.infra_machines.current(&queued.metadata);
     let current = found.as_deref().and_then(|object| object.0.as_ref().ok());
     Arc::new(current.unwrap_or(queued).clone())
 }
 
-/// Returns when to retry a reconcile that could not be finished.
+/// Returns when to retry a reconcile that failed.
 pub fn error_policy(object: &DeserializeGuard<InfraMachine>, error: &Error, ctx: &Context) -> Action {
     reconcile::error_policy(ControllerName::InfraMachine, object, error, &*ctx.states)
 }

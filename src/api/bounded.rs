@@ -1,4 +1,4 @@
-//! How much of an object is kept in memory, whatever its owner has put into it.
+//! Limits on the memory that one object may take.
 //!
 //! Every user with the right to create objects may make them larger than a MiB, and caches hold all of them.
 //! 250 such objects would exceed the memory limit of 256 MiB; 10,000 ordinary machines take 20 MiB. So parts
@@ -25,7 +25,7 @@ pub const MAX_PROVIDER_SPEC_VALUES: usize = 4096;
 
 /// The field that replaces a provider spec that was not read.
 const NOT_READ: &str = "capcmi.io/not-read";
-/// The annotation of a cached object that stands for all annotations that are not kept: it changes with them.
+/// The annotation of a cached object that replaces all dropped annotations. It changes when they change.
 const OTHERS: &str = "capcmi.io/others";
 /// Labels and annotations with a meaning to the provider or to Cluster API have names of these domains.
 const DOMAINS: [&str; 2] = ["capcmi.io", "cluster.x-k8s.io"];
@@ -45,7 +45,7 @@ pub(super) fn provider_spec<'de, D: Deserializer<'de>>(
     }
 }
 
-/// Why a provider spec was not read, where it was not.
+/// Returns why a provider spec was not read, or `None` if it was read.
 pub fn not_read(spec: &Map<String, Value>) -> Option<&str> {
     spec.get(NOT_READ).and_then(Value::as_str)
 }
@@ -94,10 +94,11 @@ fn is_read(key: &str) -> bool {
     .contains(&key)
 }
 
-/// Keeps known labels or annotations, as far as there is room, and hands over all that are dropped or cut.
+/// Keeps known labels or annotations while there is room, and passes each dropped or shortened one to
+/// `dropped`.
 ///
-/// A key that the provider reads is kept, and its value is cut: an object with a long reason to be paused is
-/// paused.
+/// A key that the provider reads is kept, and its value is shortened: an object with a long reason to be
+/// paused is still paused.
 fn keep_known(all: &mut BTreeMap<String, String>, mut dropped: impl FnMut(&str, &str)) {
     let mut kept = 0;
     all.retain(|key, value| {
@@ -123,10 +124,10 @@ fn keep_known(all: &mut BTreeMap<String, String>, mut dropped: impl FnMut(&str, 
     });
 }
 
-/// Keeps the metadata that are read, and bounds them. The annotations of others are folded into one, so that
-/// a change of them is seen; their labels are dropped.
+/// Keeps the metadata that the provider reads, and bounds them. Other annotations are folded into one, so
+/// that their changes are seen. Other labels are dropped.
 ///
-/// Idempotent: metadata that were bounded stay as they are.
+/// Idempotent: bounded metadata do not change.
 pub fn bound(meta: &mut ObjectMeta) {
     meta.managed_fields = None;
     let mut others = DefaultHasher::new();
@@ -167,8 +168,8 @@ pub fn bound(meta: &mut ObjectMeta) {
     }
 }
 
-/// An object whose metadata are bounded where it is read: of a list of large objects, one at a
-/// time is there as a whole.
+/// An object whose metadata are bounded as it is parsed. Of a list of large objects, only one at a time is in
+/// memory in full.
 #[derive(Clone, Debug)]
 pub struct Bounded<K>(pub K);
 
@@ -239,8 +240,8 @@ mod tests {
         assert_eq!(read.spec.violations(), Vec::<String>::new());
     }
 
-    /// The most that the API server takes: 256 KiB of annotations, and labels and owners until the object is
-    /// full.
+    /// The most that the API server accepts: 256 KiB of annotations, with labels and owners until the object
+    /// is full.
     fn stuffed() -> ObjectMeta {
         let text = "x".repeat(63);
         ObjectMeta {
@@ -333,7 +334,7 @@ mod tests {
         assert_eq!(seen.len(), 2);
     }
 
-    /// Keys that come before it in the alphabet must not push out a key that the provider reads.
+    /// Keys that sort first must not push out a key that the provider reads.
     #[test]
     fn what_the_provider_reads_is_kept_however_much_stands_beside_it() {
         let crowd = (0..500).map(|n| (format!("a{n}.capcmi.io/x"), String::new()));
@@ -356,8 +357,8 @@ mod tests {
         assert!(meta.labels.unwrap().contains_key(labels::CLUSTER_NAME));
     }
 
-    /// A machine that is not known to be paused would be deleted, and a move that is not known to
-    /// be blocked would be let go.
+    /// A machine that is not seen as paused would be deleted, and a move that is not seen as blocked would
+    /// continue.
     #[test]
     fn a_long_value_is_cut_where_the_key_alone_says_what_to_do() {
         let bounded = |last: &str| {

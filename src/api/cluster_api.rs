@@ -1,7 +1,7 @@
-//! The slices of Cluster API v1beta2 objects that the provider reads. It never writes them but for an
-//! annotation of Machines, where it is asked to.
+//! The fields of Cluster API v1beta2 objects that the provider reads. It never writes these objects, except
+//! for an annotation of Machines on request.
 //!
-//! Only the fields that are used are kept, so that a cache of ten thousand Machines stays small.
+//! Only the used fields are kept, so that a cache of ten thousand Machines stays small.
 
 use std::borrow::Cow;
 
@@ -17,16 +17,16 @@ use super::labels;
 pub const GROUP: &str = "cluster.x-k8s.io";
 const VERSION: &str = "v1beta2";
 
-/// What is read of an object of Cluster API: its managed fields are skipped, and not parsed. A Cluster's
-/// variables may be nested deeper than JSON is read, and its managed fields are nested as deep: one such
-/// Cluster would spoil the list of all.
+/// A Cluster API object without its managed fields, which are skipped unparsed. A Cluster's variables may be
+/// nested deeper than JSON is read, and its managed fields are nested as deep. One such Cluster would make
+/// the list of all Clusters unreadable.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CoreObject<S, T> {
     /// Without managed fields.
     pub metadata: ObjectMeta,
-    /// What is read of the spec.
+    /// The fields of the spec that the provider reads.
     pub spec: S,
-    /// What is read of the status.
+    /// The fields of the status that the provider reads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<T>,
 }
@@ -36,7 +36,7 @@ pub type Machine = CoreObject<MachineSpec, MachineStatus>;
 /// A Cluster.
 pub type Cluster = CoreObject<ClusterSpec, ClusterStatus>;
 
-/// The names of the kind that a spec is of.
+/// The names of a spec's kind.
 pub trait CoreSpec {
     /// The kind.
     const KIND: &str;
@@ -113,7 +113,7 @@ impl<S: CoreSpec, T> Resource for CoreObject<S, T> {
     }
 }
 
-/// What is read of `Machine.spec`.
+/// The fields of `Machine.spec` that the provider reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MachineSpec {
@@ -123,12 +123,12 @@ pub struct MachineSpec {
     pub bootstrap: Bootstrap,
     /// The InfraMachine.
     pub infrastructure_ref: ObjectReference,
-    /// The failure domain that the Machine asks for.
+    /// The requested failure domain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_domain: Option<String>,
 }
 
-/// What is read of `Machine.status`: of all conditions, only what they say of the Node.
+/// The fields of `Machine.status` that the provider reads, and the health of the Node from the conditions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(from = "WrittenMachineStatus")]
 pub struct MachineStatus {
@@ -207,7 +207,7 @@ pub fn cluster_name(meta: &ObjectMeta) -> Option<&str> {
         .map(String::as_str)
 }
 
-/// What is read of `Cluster.spec`.
+/// The fields of `Cluster.spec` that the provider reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClusterSpec {
@@ -217,7 +217,7 @@ pub struct ClusterSpec {
     /// The InfraCluster, of any kind.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub infrastructure_ref: Option<ObjectReference>,
-    /// Where the control plane is reached, when the user said so here.
+    /// The address of the control plane, if the user set it here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub control_plane_endpoint: Option<ApiEndpoint>,
 }
@@ -232,7 +232,7 @@ pub struct ApiEndpoint {
     pub port: i32,
 }
 
-/// What is read of `Cluster.status`.
+/// The fields of `Cluster.status` that the provider reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClusterStatus {
@@ -273,7 +273,7 @@ mod tests {
 
     use super::*;
 
-    /// The API server takes variables deeper than JSON is read, and no tenant may stop the others with them.
+    /// The API server accepts variables deeper than JSON is read. They must not affect other tenants.
     #[test]
     fn a_cluster_that_is_nested_too_deep_spoils_no_list_and_is_read_as_the_others() {
         let deep = format!("{}1{}", r#"{"a":"#.repeat(300), "}".repeat(300));

@@ -15,19 +15,19 @@ pub const DRIVER_REACHABLE: &str = "DriverReachable";
 pub const VIRTUAL_MACHINE_CREATED: &str = "VirtualMachineCreated";
 /// Whether the post-create initialization is done.
 pub const VIRTUAL_MACHINE_INITIALIZED: &str = "VirtualMachineInitialized";
-/// Whether the VM has the provider spec that the object asks for.
+/// Whether the VM has the object's provider spec.
 pub const VIRTUAL_MACHINE_UP_TO_DATE: &str = "VirtualMachineUpToDate";
-/// Whether the failure domains that are shown are those that the driver names now.
+/// Whether the published failure domains are the driver's current failure domains.
 pub const FAILURE_DOMAINS_UP_TO_DATE: &str = "FailureDomainsUpToDate";
 /// Whether `clusterctl move` moves the Secret with the credentials. Only of machines whose
 /// Secret it once left behind.
 pub const CREDENTIALS_MOVABLE: &str = "CredentialsMovable";
-/// Whether the Node was freed of its not-ready taint. Only of machines whose spec names one.
+/// Whether the not-ready taint was removed from the Node. Only for machines whose spec names a taint.
 pub const NOT_READY_TAINT_REMOVED: &str = "NotReadyTaintRemoved";
-/// Whether the pods with volumes of the Node were evicted one after the other. Only of machines that ask for
-/// it, while there is something to say.
+/// Whether the Node's pods with volumes were evicted one after the other. Only for machines that request it,
+/// while there is a state to report.
 pub const VOLUMES_DRAINED: &str = "VolumesDrained";
-/// Where a deletion stands.
+/// The progress of a deletion.
 pub const DELETING: &str = "Deleting";
 
 /// The three states of a condition.
@@ -121,7 +121,7 @@ pub fn get<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition
     conditions.iter().find(|c| c.type_ == type_)
 }
 
-/// Whether the condition of a type is there and True.
+/// Whether the condition of a type exists and is True.
 pub fn is_true(conditions: &[Condition], type_: &str) -> bool {
     get(conditions, type_).is_some_and(|c| c.status == ConditionStatus::True.as_str())
 }

@@ -1,8 +1,8 @@
-//! Objects that may not be what their schema says.
+//! Objects that may not match their schema.
 //!
-//! kube has a guard for that, which copies every object twice as a tree before it reads it: with it, a
-//! quarter of the provider's time went to the allocator. Managed fields, which are half of an object, took
-//! another tenth: they are skipped here.
+//! kube's own guard copies every object twice as a tree before reading it, and a quarter of the provider's
+//! time went to the allocator. Managed fields are half of an object, and took another tenth: they are skipped
+//! here.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,16 +14,16 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// An object, or the metadata of one that can't be read: one malformed object does not end a watch. Can be
-/// read from JSON alone: the text is kept, and looked at again only for an error.
+/// An object, or the metadata of an unreadable object: one malformed object does not end a watch. Reads JSON
+/// only. The text is kept, and read again only for an error.
 #[derive(Clone, Debug)]
 pub struct DeserializeGuard<K>(pub Result<K, InvalidObject>);
 
 /// A kind whose objects are read part by part, without managed fields.
 pub trait Parts: Sized {
-    /// What is wanted.
+    /// The type of the spec.
     type Spec: DeserializeOwned;
-    /// What is.
+    /// The type of the status.
     type Status: DeserializeOwned;
 
     /// The object of these parts.
@@ -114,7 +114,7 @@ impl<'de> Deserialize<'de> for MetadataOnly {
 /// The metadata of any object.
 ///
 /// An object and its managed fields may be nested deeper than JSON is read. Both are skipped here, so that
-/// one such object does not spoil its list.
+/// one such object does not make its list unreadable.
 ///
 /// # Errors
 /// It is no object, or its metadata are malformed.
@@ -123,8 +123,8 @@ pub fn metadata(text: &str) -> serde_json::Result<ObjectMeta> {
     Ok(metadata)
 }
 
-/// Where reading the object fails, as `spec.providerSpec`, and why. The object is read a second time, since
-/// tracking the place costs time.
+/// Returns where reading the object fails, such as `spec.providerSpec`, and why. Reads the object a second
+/// time, because tracking the place costs time.
 fn what_is_wrong<K: DeserializeOwned>(text: &str) -> String {
     match serde_path_to_error::deserialize::<_, K>(&mut serde_json::Deserializer::from_str(text)) {
         Ok(_) => "the second attempt to read it succeeded".to_owned(),
@@ -189,7 +189,7 @@ mod tests {
         );
     }
 
-    /// The API server takes them deeper than JSON is read.
+    /// The API server accepts fields deeper than JSON is read.
     #[test]
     fn an_object_that_is_nested_too_deep_spoils_no_list_and_keeps_its_metadata() {
         let deep = format!("{}1{}", r#"{"a":"#.repeat(300), "}".repeat(300));

@@ -1,4 +1,4 @@
-//! A number that stands for something where it is only compared with its like.
+//! A hash that stands for a value when only equality matters.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

@@ -1,7 +1,6 @@
-//! The identity of a machine at the driver: cluster id, machine id, the tags that carry them, and the record
-//! of its VM.
+//! The identity of a machine at the driver: cluster id, machine id, the identity tags, and the VM record.
 //!
-//! Pure: no client, no driver.
+//! Pure: no client and no driver.
 
 #[cfg(test)]
 pub mod fixtures;
@@ -21,7 +20,7 @@ use cmi_driver::{Capabilities, LastKnownState, ProviderSpec};
 
 /// The identity of one InfraMachine, bound to its namespace and name.
 ///
-/// Namespace and name are part of it because Cluster API copies annotations from templates and Machines: an
+/// Namespace and name are included because Cluster API copies annotations from templates and Machines. An
 /// identity that was copied to another object identifies no machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
@@ -32,18 +31,18 @@ pub struct MachineId {
 }
 
 impl MachineId {
-    /// Returns the identity that the object's record carries, if it is the object's own.
+    /// Returns the identity from the object's record, if it belongs to this object.
     pub fn of(machine: &InfraMachine) -> Option<Self> {
         Self::of_metadata(&machine.metadata)
     }
 
-    /// Returns the same for an object whose spec may not be readable.
+    /// Like [`Self::of`], for an object whose spec may be unreadable.
     pub fn of_metadata(metadata: &ObjectMeta) -> Option<Self> {
         Some(VmRecord::of_metadata(metadata).ok()??.machine)
     }
 
-    /// Returns the identity that an object without one gets: its UID, so that the identity is the same
-    /// however often the write fails.
+    /// Returns the identity for an object without a record. It is derived from the UID, so it stays the same
+    /// after a failed write.
     pub fn derived(machine: &InfraMachine) -> Option<Self> {
         Self::named(&machine.metadata, machine.metadata.uid.as_deref()?)
     }
@@ -57,12 +56,12 @@ impl MachineId {
         })
     }
 
-    /// Whether this is the identity of the object with this metadata.
+    /// Returns whether this identity belongs to the object with this metadata.
     pub fn is_of(&self, metadata: &ObjectMeta) -> bool {
         metadata.namespace.as_deref() == Some(&self.namespace) && metadata.name.as_deref() == Some(&self.name)
     }
 
-    /// The object that has this identity, as `<namespace>/<name>`.
+    /// The object with this identity, as `<namespace>/<name>`.
     pub fn full_name(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
@@ -114,19 +113,19 @@ impl Role {
     }
 }
 
-/// The tags by which a driver knows to whom a VM belongs.
+/// The tags that tell a driver the owner of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdentityTags {
     /// The value of [`tags::CLUSTER`].
     pub cluster: String,
     /// The value of [`tags::ROLE`].
     pub role: String,
-    /// The value of [`tags::MACHINE`]; an adopted VM may be without it.
+    /// The value of [`tags::MACHINE`]. An adopted VM may lack this tag.
     pub machine: Option<String>,
 }
 
 impl IdentityTags {
-    /// Returns the tags of a VM that this provider makes.
+    /// Returns the tags of a VM that this provider creates.
     pub fn own(cluster_id: &str, role: Role, machine: &MachineId) -> Self {
         Self {
             cluster: cluster_id.to_owned(),
@@ -135,7 +134,7 @@ impl IdentityTags {
         }
     }
 
-    /// Returns the tags that a provider spec carries, if it names the cluster and the role of the VM.
+    /// Returns the tags in a provider spec. Returns `None` without tags for cluster and role.
     pub fn carried_by(spec: &ProviderSpec, capabilities: &Capabilities) -> Option<Self> {
         let mut spec = spec.clone();
         let carried = spec.object_at(&capabilities.tag_path).ok()?;
@@ -148,28 +147,28 @@ impl IdentityTags {
     }
 }
 
-/// Why a provider spec can't be handed to the driver; the text names the field.
+/// Why a provider spec can't be passed to the driver. The text names the field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSpec {
     /// The spec holds a key that only the provider may set.
     #[error("spec.{0}")]
     Reserved(ReservedKey),
-    /// The Machine asks for a zone and the driver knows none.
+    /// The Machine names a failure domain, and the driver has none.
     #[error(
         "the Machine asks for failure domain `{0}`, but the driver declares no failure domains: remove \
         `failureDomain` from the Machine"
     )]
     NoFailureDomains(String),
-    /// The spec violates a limit that the schema can't express, or the driver's own schema.
+    /// The spec violates the driver's own schema, or a limit that the CRD schema can't express.
     #[error("{0}")]
     Violation(String),
 }
 
-/// Returns the provider spec as the driver gets it: the user's, with the tags of cluster, role and machine,
-/// and the failure domain.
+/// Returns the provider spec for the driver: the user's spec with the tags for cluster, role and machine, and
+/// with the failure domain.
 ///
 /// # Errors
-/// A reserved key is taken, or the Machine asks for a failure domain and the driver declares none.
+/// The spec contains a reserved key, or the Machine names a failure domain and the driver declares none.
 pub fn tagged_spec(
     wanted: &ProviderSpec,
     capabilities: &Capabilities,
@@ -200,24 +199,24 @@ pub fn tagged_spec(
     Ok(spec)
 }
 
-/// Returns the record of a machine; `None` also where no driver may be called because of it.
+/// Returns the record of a machine. Returns `None` also for an invalid record, which allows no driver call.
 pub fn record(machine: &InfraMachine) -> Option<VmRecord> {
     VmRecord::of(machine).ok()?
 }
 
-/// Returns the state of a machine's VM. A record that can't be read, or that was copied from another object,
-/// says nothing of a VM.
+/// Returns the state of a machine's VM. Returns [`VmState::None`] for an unreadable record and for a record
+/// that was copied from another object.
 pub fn vm_state(machine: &InfraMachine) -> VmState {
     record(machine).map_or(VmState::None, |record| record.state)
 }
 
-/// Returns how the VM was made, as far as that binds later calls.
+/// Returns how the VM was made, while this binds later calls.
 pub fn bound(machine: &InfraMachine) -> Option<MadeFrom> {
     let is_deleted = machine.metadata.deletion_timestamp.is_some();
     record(machine)?.bound(is_deleted).cloned()
 }
 
-/// The driver that has a machine's VM, or the driver that the spec names; empty where none is known yet.
+/// The driver of the machine's VM, else the driver in the spec. Empty while no driver is known.
 pub fn driver_name(machine: &InfraMachine) -> String {
     let recorded = bound(machine).map(|made| made.driver);
     recorded
@@ -225,15 +224,15 @@ pub fn driver_name(machine: &InfraMachine) -> String {
         .unwrap_or_default()
 }
 
-/// Whether this provider keeps `clusterctl move` from moving the machine with this metadata.
+/// Returns whether this provider blocks `clusterctl move` for the machine with this metadata.
 pub fn blocks_move(metadata: &ObjectMeta) -> bool {
     let annotations = metadata.annotations.as_ref();
     let value = annotations.and_then(|all| all.get(annotations::BLOCK_MOVE));
     value.is_some_and(|value| value == annotations::BLOCK_MOVE_VALUE)
 }
 
-/// The Secret with the credentials for every call: the Secret that the VM was made with, else the spec's.
-/// With another account, the VM would appear to be gone.
+/// The Secret with the credentials for every call: the Secret that the VM was made with, else the Secret in
+/// the spec. With a different account, the VM would appear to be gone.
 pub fn credentials(machine: &InfraMachine) -> Option<String> {
     match bound(machine) {
         Some(made) => made.secret,
@@ -241,7 +240,7 @@ pub fn credentials(machine: &InfraMachine) -> Option<String> {
     }
 }
 
-/// Returns the message where the spec names another Secret than the one that is used.
+/// Returns a message if the spec names a different Secret from the Secret in use.
 pub fn changed_secret(machine: &InfraMachine) -> Option<String> {
     let recorded = bound(machine)?.secret;
     let (recorded, named) = (recorded.as_deref(), secret_ref(machine));
@@ -266,12 +265,12 @@ pub fn applied_spec(machine: &InfraMachine) -> Option<ProviderSpec> {
     Some(record(machine)?.made_from?.provider_spec)
 }
 
-/// The state that the driver wants back with the next call.
+/// The driver's last known state.
 pub fn last_known_state(machine: &InfraMachine) -> Option<LastKnownState> {
     record(machine)?.last_known_state
 }
 
-/// An annotation of the object.
+/// The value of an annotation.
 pub fn annotation<'a>(machine: &'a InfraMachine, key: &str) -> Option<&'a str> {
     machine
         .metadata
@@ -284,16 +283,16 @@ pub fn annotation<'a>(machine: &'a InfraMachine, key: &str) -> Option<&'a str> {
 /// The state of the adoption of a machine's VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adoption {
-    /// No adoption is requested, or the VM is the machine's by now.
+    /// No adoption is requested, or the VM is already adopted.
     None,
-    /// An adoption is requested, and no driver has confirmed the VM yet.
+    /// An adoption is requested, and the driver has not confirmed the VM yet.
     Asked,
-    /// An adoption is requested for an object that may have another VM: a create was issued for it.
+    /// An adoption is requested, but a create was issued for the object, so it may have its own VM.
     TooLate,
 }
 
 impl Adoption {
-    /// Returns the state for a machine.
+    /// Returns the adoption state of a machine.
     pub fn of(machine: &InfraMachine) -> Self {
         if annotation(machine, annotations::ADOPT).is_none() {
             return Self::None;
@@ -386,7 +385,7 @@ mod tests {
         );
     }
 
-    /// NOT_FOUND of another account would read as "the VM is gone".
+    /// With a different account, the driver would answer NOT_FOUND, and the VM would appear to be gone.
     #[test]
     fn every_call_has_the_credentials_that_the_vm_was_made_with() {
         let of = |named: &str, record: Option<String>| {

@@ -1,25 +1,25 @@
-//! Labels of Cluster API that are honoured.
+//! Labels of Cluster API that the provider honours.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 /// Label of pods: how Cluster API drains them.
 pub const DRAIN: &str = "cluster.x-k8s.io/drain";
-/// The values of [`DRAIN`] of pods that Cluster API does not evict, in any case of letters.
+/// The values of [`DRAIN`] for pods that Cluster API does not evict. Compared without regard to case.
 pub const NOT_DRAINED: [&str; 3] = ["skip", "wait-completed", "waitcompleted"];
 
 /// Label of every object that belongs to a Cluster: the Cluster's name.
 pub const CLUSTER_NAME: &str = "cluster.x-k8s.io/cluster-name";
 /// Label of control-plane Machines.
 pub const CONTROL_PLANE: &str = "cluster.x-k8s.io/control-plane";
-/// Label that `--watch-filter` looks at.
+/// Label that `--watch-filter` selects by.
 pub const WATCH_FILTER: &str = "cluster.x-k8s.io/watch-filter";
 
-/// The value of that label.
+/// The value of [`WATCH_FILTER`].
 pub fn watch_filter(metadata: &ObjectMeta) -> Option<&str> {
     Some(metadata.labels.as_ref()?.get(WATCH_FILTER)?)
 }
 
-/// Label of an object that no Cluster owns, any value: `clusterctl move` moves it all the same.
+/// Label of an object without an owning Cluster, any value: `clusterctl move` moves the object anyway.
 pub const MOVE: &str = "clusterctl.cluster.x-k8s.io/move";
-/// As [`MOVE`], with what the object owns.
+/// As [`MOVE`], also for the objects that it owns.
 pub const MOVE_HIERARCHY: &str = "clusterctl.cluster.x-k8s.io/move-hierarchy";

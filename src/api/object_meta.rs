@@ -1,13 +1,13 @@
-//! What names an object.
+//! Name, namespace and UID of an object.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-/// Name, namespace and UID as text. The API server sets the name and the UID of whatever it answers, and the
-/// namespace of all that has one: empty is what it never sets, and so an object of nothing.
+/// Name, namespace and UID as text, empty if unset. The API server sets the name and the UID of every object,
+/// and the namespace of every namespaced object. So an empty text matches no object.
 pub trait ObjectMetaExt {
     /// The name, or `""`.
     fn name(&self) -> &str;
-    /// The namespace, or `""` for what has none.
+    /// The namespace, or `""` for a cluster-scoped object.
     fn namespace(&self) -> &str;
     /// The UID, or `""`.
     fn uid(&self) -> &str;

@@ -1,16 +1,16 @@
-//! What paused an object (row "Pausing" of the contract).
+//! Causes of an object's pause (row "Pausing" of the contract).
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 
 use super::annotations;
 
-/// What paused an object, as its condition says; nothing where it is not paused.
+/// The message of an object's `Paused` condition; `None` if the object is not paused.
 pub fn paused_by<K: Resource<DynamicType = ()>>(object: &K, is_its_cluster_paused: bool) -> Option<String> {
     pause_message(&pause_causes(object, is_its_cluster_paused))
 }
 
-/// Each thing that paused an object.
+/// All causes of an object's pause.
 pub fn pause_causes<K: Resource<DynamicType = ()>>(object: &K, is_its_cluster_paused: bool) -> Vec<String> {
     let mut causes = Vec::new();
     if is_its_cluster_paused {
@@ -20,7 +20,7 @@ pub fn pause_causes<K: Resource<DynamicType = ()>>(object: &K, is_its_cluster_pa
     causes
 }
 
-/// The annotation that paused an object of a kind, if one has.
+/// The annotation that pauses an object, as a message.
 pub fn annotation_cause(kind: &str, meta: &ObjectMeta) -> Option<String> {
     let annotations = meta.annotations.as_ref()?;
     annotations
@@ -28,7 +28,7 @@ pub fn annotation_cause(kind: &str, meta: &ObjectMeta) -> Option<String> {
         .then(|| format!("{kind} has the {} annotation", annotations::PAUSED))
 }
 
-/// What a condition says of these causes; nothing where there are none.
+/// The condition message for these causes; `None` without causes.
 pub fn pause_message(causes: &[String]) -> Option<String> {
     (!causes.is_empty()).then(|| format!("{}; remove the pause to resume", causes.join("; ")))
 }

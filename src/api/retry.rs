@@ -1,5 +1,5 @@
-//! What the controller does about a code: one table for every stage at which it calls a driver. The
-//! documentation's table is generated from it.
+//! Maps each stage and code of a failed driver call to the controller's reaction. The documentation's table
+//! is generated from this mapping.
 
 mod jitter;
 
@@ -9,8 +9,8 @@ use cmi_driver::{Code, Operation, Status};
 
 pub use self::jitter::jitter;
 
-/// An exponential back-off, as a function of how often something has failed in a row. That count is kept
-/// where it outlives the caller, such as in a status, so this is no iterator of waits like those of `backon`.
+/// An exponential back-off, as a function of the number of consecutive failures. That count is stored where
+/// it outlives the caller, such as in a status, so this is not an iterator of waits as in `backon`.
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
     /// The wait after the first failure. It doubles with each further failure.
@@ -23,20 +23,20 @@ pub struct Backoff {
 pub const FIRST_BACKOFF: Duration = Duration::from_secs(5);
 /// The longest wait after a driver call failed.
 pub const MAX_BACKOFF: Duration = Duration::from_mins(5);
-/// The wait where only a change from outside helps.
+/// The wait if only an outside change helps.
 pub const LONG_WAIT: Duration = Duration::from_mins(10);
-/// The longest wait that a driver can ask for.
+/// The longest wait that a driver can request.
 pub const MAX_REQUESTED_DELAY: Duration = Duration::from_hours(1);
 
-/// The largest part of a back-off that jitter takes off.
+/// The largest fraction of a back-off that jitter subtracts.
 pub const BACKOFF_JITTER: f64 = 0.2;
-/// The largest part of a long wait that jitter takes off, or adds to a wait that a driver asks for.
+/// The largest fraction of a wait that jitter subtracts from a long wait or adds to a requested wait.
 pub const LONG_WAIT_JITTER: f64 = 0.1;
-/// The shortest wait of an object: what is left of a time may be next to nothing.
+/// The shortest requeue delay of an object, because the rest of a wait may be close to zero.
 pub const MIN_REQUEUE: Duration = Duration::from_millis(100);
 
-/// Whether two condition reasons are equal, or are both transient codes. A transient outage may report
-/// another code at each try; following each would cost one write per machine.
+/// Returns whether two condition reasons are equal or both transient codes. A transient outage may report a
+/// different code at each attempt. Writing each would cost one write per machine.
 pub fn is_same_or_both_transient(one: &str, other: &str) -> bool {
     let passes = |reason| {
         Code::ALL
@@ -46,8 +46,8 @@ pub fn is_same_or_both_transient(one: &str, other: &str) -> bool {
     one == other || (passes(one) && passes(other))
 }
 
-/// The stage of a machine's life at which a call is made: the same answer may mean something else at another
-/// stage.
+/// The stage of a machine's life during which a call is made. The same answer may have a different meaning at
+/// another stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
     /// The look-up before the first create.
@@ -137,7 +137,7 @@ pub enum Delay {
     Long,
 }
 
-/// What a code says of the VM that the call was about.
+/// The evidence of a code about the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VmObservation {
     /// The VM does not exist.
@@ -168,7 +168,7 @@ impl Stage {
         Self::VolumeIds,
     ];
 
-    /// Returns the driver's call at this stage.
+    /// Returns the driver call of this stage.
     pub const fn operation(self) -> Operation {
         match self {
             Self::LookUp | Self::LookUpAgain | Self::Refresh | Self::ConfirmGone => {
@@ -208,7 +208,7 @@ impl Disposition {
         Self::Gone,
     ];
 
-    /// Returns what a code with this disposition says about the VM; nothing for most.
+    /// Returns the evidence of this disposition about the VM, if any.
     pub const fn observation(self) -> Option<VmObservation> {
         match self {
             Self::Create | Self::Vanished | Self::Gone => Some(VmObservation::Absent),
@@ -226,8 +226,8 @@ impl Disposition {
         }
     }
 
-    /// Returns when the call is retried. Where another call follows at once, this is the wait after that call
-    /// failed.
+    /// Returns when the call is retried. If another call follows immediately, this is the wait after a
+    /// failure of that call.
     pub const fn delay(self) -> Delay {
         match self {
             Self::Terminal | Self::AwaitDriver | Self::Replace => Delay::UntilChange,
@@ -246,8 +246,7 @@ impl Disposition {
     }
 }
 
-/// Returns what the controller does when a call failed with a code (CTL-02, CTL-04, and the rows
-/// `CTL-<call>-<code>`).
+/// Returns the reaction to a failed call with this code (CTL-02, CTL-04, and the rows `CTL-<call>-<code>`).
 pub const fn disposition(stage: Stage, code: Code) -> Disposition {
     if matches!(stage, Stage::VolumeIds) {
         return of_volume_ids(code);
@@ -260,7 +259,7 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
             skip_shut_down_or(stage, Disposition::NeedsIntervention)
         }
         Code::Internal | Code::DataLoss => match stage {
-            // It was one of the restarts that a VM may get, whatever came of it.
+            // The failed call still counts as one of the VM's limited restarts.
             Stage::Restart => Disposition::Retry,
             _ => skip_shut_down_or(stage, Disposition::NeedsIntervention),
         },
@@ -271,7 +270,7 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
         Code::ResourceExhausted => skip_shut_down_or(stage, Disposition::AwaitCapacity),
         Code::InvalidArgument => match stage {
             Stage::Restart => Disposition::Replace,
-            // A look-up that refuses the spec refuses the create, unless a VM may be there.
+            // Refusing the spec in a look-up means refusing the create, unless a VM may exist.
             Stage::LookUp | Stage::List | Stage::Create => Disposition::Terminal,
             Stage::Delete => Disposition::VerifyDeleted,
             _ => skip_shut_down_or(stage, Disposition::NeedsIntervention),
@@ -290,7 +289,7 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
             Stage::Restart => Disposition::Replace,
             Stage::ShutDown => Disposition::Delete,
             Stage::Delete | Stage::ConfirmGone => Disposition::Gone,
-            // Only a list without the VM says that there is none.
+            // Only a list without the VM proves that it is absent.
             Stage::List
             | Stage::ListAgain
             | Stage::ListAfterDelete
@@ -303,15 +302,15 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
             | Stage::List
             | Stage::Initialize
             | Stage::Refresh
-            // The delete was answered, and the time that a create gets is waited for all the same.
+            // The delete was answered, and the settle time of a create still applies.
             | Stage::ListAfterDelete
             | Stage::ListZones
             | Stage::DescribeClass
             | Stage::VolumeIds => Disposition::Fallback,
             Stage::Restart => Disposition::Replace,
             Stage::ShutDown => Disposition::Delete,
-            // The call is required, or offered and not answered, which says nothing about a VM that may
-            // exist.
+            // The call is required, or the driver offers it without answering. A VM may exist, and this
+            // answer says nothing about it.
             Stage::LookUpAgain
             | Stage::ListAgain
             | Stage::Create
@@ -327,7 +326,7 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
             | Stage::Initialize
             | Stage::FinishInitialization
             | Stage::Refresh => Disposition::Initialize,
-            // A deletion goes on whether or not the VM was ever initialized (INI-24).
+            // A deletion continues even if the VM was never initialized (INI-24).
             Stage::ConfirmGone => Disposition::StillThere,
             Stage::List
             | Stage::ListAgain
@@ -343,8 +342,8 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
     }
 }
 
-/// Returns the disposition of a call for volume ids. Volumes have names in Kubernetes, too, so a driver that
-/// can't name a volume does not hold up a drain; a driver that only fails for now is asked again.
+/// Returns the disposition of a call for volume ids. Volumes also have names in Kubernetes, so a driver that
+/// can't name a volume does not block a drain. A transient failure is retried.
 const fn of_volume_ids(code: Code) -> Disposition {
     match code {
         Code::Canceled
@@ -367,8 +366,8 @@ const fn of_volume_ids(code: Code) -> Disposition {
     }
 }
 
-/// Returns [`Disposition::Delete`] for a shut-down, which is best effort: the VM of a guest that can't be
-/// asked to stop is deleted now, and not only when the cause has been repaired.
+/// Returns [`Disposition::Delete`] for a shut-down, which is best effort. The VM of a guest that can't be
+/// shut down is deleted now, without waiting for a repair.
 const fn skip_shut_down_or(stage: Stage, otherwise: Disposition) -> Disposition {
     match stage {
         Stage::ShutDown => Disposition::Delete,
@@ -376,14 +375,14 @@ const fn skip_shut_down_or(stage: Stage, otherwise: Disposition) -> Disposition 
     }
 }
 
-/// Returns the wait that a driver asks for, an hour at most. A wait of zero counts as none.
+/// Returns the wait that a driver requests, at most an hour. Zero counts as no request.
 pub fn requested_delay(status: &Status) -> Option<Duration> {
     let asked = status.retry_after().filter(|wait| !wait.is_zero())?;
     Some(asked.min(MAX_REQUESTED_DELAY))
 }
 
 impl Backoff {
-    /// Returns the wait after this many failures in a row.
+    /// Returns the wait after this number of consecutive failures.
     pub fn wait(self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(16);
         self.first.saturating_mul(1 << doublings).min(self.longest)
@@ -391,8 +390,8 @@ impl Backoff {
 }
 
 /// Returns the wait before attempt `attempt + 1`, when `attempt` (from 1) has just failed: 5 s, 10 s, … up to
-/// 5 min, less up to a fifth by `jitter` (0 ≤ jitter < 1), so that machines that failed together do not come
-/// back together.
+/// 5 min. `jitter` (0 ≤ jitter < 1) subtracts up to a fifth, so that machines that failed together do not
+/// retry together.
 pub fn backoff(attempt: u32, jitter: f64) -> Duration {
     const CALLS: Backoff = Backoff {
         first: FIRST_BACKOFF,
@@ -484,7 +483,7 @@ mod tests {
         }
     }
 
-    /// CTL-GV-02..CTL-GV-14: a drain waits for an outage to end, and for nothing else.
+    /// CTL-GV-02..CTL-GV-14: a drain waits only for the end of an outage.
     #[test]
     fn a_driver_that_cannot_name_a_volume_holds_no_drain_up() {
         use Code::*;
@@ -499,8 +498,7 @@ mod tests {
         }
     }
 
-    /// An outage of the driver, or a permission that it lacks, says nothing about the VM; that it can't be
-    /// restarted does.
+    /// A driver outage or a missing permission says nothing about the VM. An unsupported restart does.
     #[test]
     fn a_machine_is_replaced_at_once_only_where_its_vm_cannot_be_restarted() {
         use Code::*;
@@ -516,7 +514,7 @@ mod tests {
         }
     }
 
-    /// CTL-GS-03, CTL-GS-12: before any create nothing is at stake, and afterwards a VM may be.
+    /// CTL-GS-03, CTL-GS-12: a VM may exist only after the first create.
     #[test]
     fn a_look_up_is_held_to_more_when_a_vm_may_exist() {
         for (code, before, after) in [

@@ -1,11 +1,11 @@
-//! Pieces of JSON schema that a derive can't say.
+//! Parts of JSON schemas that cannot be derived.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 
 /// The most fields that an open object may have.
 pub const MAX_PROPERTIES: usize = 256;
 
-/// An object whose fields are not this API's to name.
+/// An object with fields that this API does not define.
 pub fn open_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true,
         "maxProperties": MAX_PROPERTIES})

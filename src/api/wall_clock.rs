@@ -1,4 +1,4 @@
-//! The wall clock, which may be set back or differ between machines, and times between its timestamps.
+//! The wall clock, which may be set back or differ between hosts, and durations between its timestamps.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 thread_local! {
-    /// The time and the instant at which the wall clock of this thread began to follow tokio's clock.
+    /// The time and instant when the wall clock of this thread started to follow tokio's clock.
     static FOLLOWS_TOKIO: Cell<Option<(Timestamp, Instant)>> = const { Cell::new(None) };
 }
 
@@ -20,24 +20,24 @@ pub fn now() -> Timestamp {
         })
 }
 
-/// Makes the wall clock of this thread follow tokio's clock from now on. For tests that pause tokio's clock:
-/// otherwise only half of the times in a reconcile would stand still.
+/// Makes the wall clock of this thread follow tokio's clock. For tests that pause tokio's clock: otherwise,
+/// only half of the times in a reconcile would stand still.
 pub fn follow_tokio() {
     FOLLOWS_TOKIO.set(Some((Timestamp::now(), Instant::now())));
 }
 
-/// The time since then; nothing where it lies in the future.
+/// Returns the time since `since`, and `None` if it is in the future.
 pub fn elapsed(since: Timestamp, now: Timestamp) -> Option<Duration> {
     Duration::try_from(now.duration_since(since)).ok()
 }
 
-/// The time until a deadline; none once it has passed.
+/// Returns the time until a deadline, and zero once it has passed.
 pub fn until(deadline: Timestamp, now: Timestamp) -> Duration {
     elapsed(now, deadline).unwrap_or_default()
 }
 
-/// What is left of a time that began then; nothing once it is over. What began later than now has just begun:
-/// a clock that was set back does not make the time longer.
+/// Returns the rest of a period that started at `since`, and `None` once it has ended. A start in the future
+/// counts as now, so that a clock that was set back does not lengthen the period.
 pub fn remaining(since: Timestamp, time: Duration, now: Timestamp) -> Option<Duration> {
     let left = time.checked_sub(elapsed(since, now).unwrap_or_default())?;
     (!left.is_zero()).then_some(left)

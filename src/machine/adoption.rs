@@ -1,7 +1,7 @@
-//! VMs that something else created and that a machine adopts because an administrator asks for it. Pure.
+//! Adoption of existing VMs, which an administrator requests with an annotation. Pure.
 //!
-//! Until the driver has confirmed such a VM, only the status of the object is written: neither finalizer nor
-//! record. An object whose VM was never confirmed is therefore deleted without a driver call.
+//! Until the driver confirms such a VM, the controller writes only the status: no finalizer and no record. An
+//! object whose VM was never confirmed is therefore deleted without a driver call.
 
 use serde::Deserialize;
 
@@ -10,7 +10,7 @@ use crate::api::identity::{self, IdentityTags, Role, VmRecord};
 use crate::api::v1alpha1::InfraMachine;
 use cmi_driver::{Capabilities, LastKnownState, tags};
 
-/// What the administrator says of a VM.
+/// The value of the adopt annotation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Given {
@@ -20,7 +20,7 @@ struct Given {
     role: Option<String>,
     #[serde(rename = "capcmi.io/machine")]
     machine: Option<String>,
-    /// The state that the driver wants back with the next call, in base64.
+    /// The last known state of the driver, in base64.
     #[serde(rename = "lastKnownState")]
     last_known_state: Option<String>,
 }
@@ -41,10 +41,10 @@ impl Given {
     }
 }
 
-/// Returns the state that the driver of the VM wants back with the next call, as the annotation has it.
+/// Returns the driver's last known state from the annotation.
 ///
 /// # Errors
-/// Says in words what is wrong with the annotation.
+/// Describes why the annotation is invalid.
 pub fn given_state(machine: &InfraMachine) -> Result<Option<LastKnownState>, String> {
     let Some(text) = Given::of(machine)?.last_known_state else {
         return Ok(None);
@@ -56,12 +56,11 @@ pub fn given_state(machine: &InfraMachine) -> Result<Option<LastKnownState>, Str
     })
 }
 
-/// Returns the tags that the VM carries according to the annotation. A cluster or role that the annotation
-/// leaves out is the one of this provider's own VMs; without an identity in the annotation, the VM carries
-/// none.
+/// Returns the tags that the annotation gives for the VM. A missing cluster or role defaults to the tag that
+/// this provider sets on its own VMs. A missing machine identity means that the VM has no such tag.
 ///
 /// # Errors
-/// Says in words what is wrong with the annotation.
+/// Describes why the annotation is invalid.
 pub fn given_tags(machine: &InfraMachine, cluster_id: &str, role: Role) -> Result<IdentityTags, String> {
     let given = Given::of(machine)?;
     let all = [&given.cluster, &given.role, &given.machine];
@@ -78,12 +77,12 @@ pub fn given_tags(machine: &InfraMachine, cluster_id: &str, role: Role) -> Resul
     })
 }
 
-/// Returns the tags that an adopted VM has to carry: the tags that were recorded when the driver confirmed
-/// it, whatever became of the annotation, and the machine's identity where the driver can add it. `None` for
-/// any other VM.
+/// Returns the tags of an adopted VM, and `None` for any other VM. These are the tags that were recorded when
+/// the driver confirmed the VM, even if the annotation has changed since. The machine's identity is added
+/// where the driver supports it.
 ///
 /// # Errors
-/// Says in words that the tags of such a VM are unknown: the provider's own tags would change the VM.
+/// The recorded tags are unknown. The provider's own tags would change the VM.
 pub fn adopted_tags(record: &VmRecord, capabilities: &Capabilities) -> Result<Option<IdentityTags>, String> {
     let Some(made) = record.made_from.as_ref().filter(|_| record.adopted) else {
         return Ok(None);

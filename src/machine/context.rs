@@ -1,4 +1,4 @@
-//! The clients, caches and queues of a reconcile, and how it waits for a permit or for capacity.
+//! The clients, caches and queues of a reconcile, and its waits for permits and capacity.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::reconcile::{Enqueue, waker};
 use crate::telemetry::metrics::Metrics;
 use cmi_driver::MachineClass;
 
-/// How long a machine waits for a permit before it asks again, should its wake-up get lost.
+/// How long a machine waits for a permit before it tries again, in case its wake-up is lost.
 const LOST_WAKE_UP: Duration = Duration::from_hours(1);
 
 /// The clients, caches and queues that every reconcile works with.
@@ -31,7 +31,7 @@ pub struct Context {
     pub client: Client,
     /// The caches of the watched objects.
     pub caches: Caches,
-    /// The cluster ids that were found so far.
+    /// The cluster ids found so far.
     pub cluster_ids: Arc<ClusterIds>,
     /// The configured drivers.
     pub drivers: ConfiguredDrivers,
@@ -39,9 +39,9 @@ pub struct Context {
     pub states: Arc<RuntimeStates>,
     /// Publishes events.
     pub events: Events,
-    /// Metrics.
+    /// The metrics of the controller.
     pub metrics: Arc<Metrics>,
-    /// The admission policies, which say whether identities may be trusted.
+    /// The admission policies that protect identities against forgery.
     pub policies: Arc<AdmissionPolicies>,
     /// Enqueues a machine.
     pub enqueue: Enqueue,
@@ -51,8 +51,8 @@ pub struct Context {
 pub type Reference = ObjectRef<DeserializeGuard<InfraMachine>>;
 
 impl Context {
-    /// Returns a permit to call the driver for this machine. Without one, the machine is enqueued once there
-    /// is a permit.
+    /// Returns a permit to call the driver for this machine. Without a permit, the machine is enqueued when a
+    /// permit becomes available.
     pub fn permit<'a>(
         &self,
         machine: &InfraMachine,
@@ -63,8 +63,8 @@ impl Context {
         driver.try_acquire(priority, uid, namespace, self.waker(machine))
     }
 
-    /// Returns what is known of the machine's driver. While another task asks the driver, the machine is
-    /// enqueued once there is an answer.
+    /// Returns the state of the machine's driver. While another task queries the driver, the machine is
+    /// enqueued when that query ends.
     pub async fn driver_state(&self, machine: &InfraMachine, driver: &ConfiguredDriver) -> DriverState {
         driver.state(machine.metadata.uid(), self.waker(machine)).await
     }
@@ -73,7 +73,7 @@ impl Context {
         waker(&self.enqueue, &machine.metadata)
     }
 
-    /// Returns a waker that enqueues a machine, whatever its wait, when there may be capacity for it.
+    /// Returns a waker that ends any wait of a machine when there may be capacity.
     fn capacity_waker(&self, machine: &InfraMachine) -> Waker {
         let (states, uid) = (Arc::clone(&self.states), machine.metadata.uid().to_owned());
         let waker = self.waker(machine);
@@ -83,8 +83,8 @@ impl Context {
         })
     }
 
-    /// Lets the VM of a machine be created. Where there is known to be no capacity, the machine waits for it,
-    /// and that is the outcome. The caller asks before it does anything for the create.
+    /// Admits a create. When capacity is known to be exhausted, the machine waits, and the outcome is
+    /// returned. Call this before any work for the create.
     pub fn admit_create_or_wait(
         &self,
         machine: &InfraMachine,
@@ -101,29 +101,29 @@ impl Context {
         (!is_admitted).then(|| Self::awaiting_capacity(machine))
     }
 
-    /// Enqueues a machine that was refused for lack of capacity, once there may be capacity.
+    /// Enqueues a machine that was refused for lack of capacity when there may be capacity again.
     pub fn await_capacity(&self, machine: &InfraMachine, permit: &Permit<'_>, class: &MachineClass) {
         permit.await_capacity(class, machine.metadata.uid(), self.capacity_waker(machine));
     }
 
-    /// The outcome of a machine that is woken when there may be capacity.
+    /// Returns the outcome of a machine that waits for capacity.
     pub fn awaiting_capacity(machine: &InfraMachine) -> Outcome {
         Outcome::AwaitingCapacity {
             requeue_after: LONG_WAIT.mul_f64(1.0 - LONG_WAIT_JITTER * jitter(machine.metadata.uid(), 0)),
         }
     }
 
-    /// Whether the permit may be used to create or finish a VM. Otherwise the machine is enqueued later.
+    /// Returns whether the permit allows creating or finishing a VM. If not, the machine is enqueued later.
     pub fn may_create(&self, machine: &InfraMachine, permit: &mut Permit<'_>) -> bool {
         permit.may_create(machine.metadata.uid(), self.waker(machine))
     }
 
-    /// Returns the outcome of a machine that waits for a permit. Only a long wait is published: otherwise
-    /// every machine of a fleet that comes up at the pace of its driver would be written twice.
+    /// Returns the outcome of a machine that waits for a permit. Only long waits are published. Otherwise, a
+    /// growing fleet would cost two writes for each machine.
     pub fn waiting_for_a_permit(&self, machine: &InfraMachine, driver: &ConfiguredDriver) -> Outcome {
         let uid = machine.metadata.uid();
         tracing::debug!(name = machine.metadata.name, "waiting for a permit of the driver");
-        // The machine is woken when there is a permit, so a waiting fleet asks no more often than this.
+        // A permit wakes the machine, so this only limits the delay after a lost wake-up.
         let requeue_after = LOST_WAKE_UP.mul_f64(1.0 - 0.5 * jitter(uid, 0));
         if driver.should_report_wait(uid) {
             Outcome::Queued { requeue_after }

@@ -1,4 +1,4 @@
-//! Carries out what a plan says: driver calls, and the record that has to be written before them.
+//! Executes a plan: calls the driver, and writes the record before each call with side effects.
 
 mod adopt;
 mod confirm_deletion;
@@ -24,8 +24,8 @@ use crate::apiserver::secrets::Redactor;
 use crate::apiserver::{Error, InvalidSecret};
 use crate::driver::Permit;
 
-/// The outcome of a plan, with the permit it used. The permit is held until the outcome is published, which
-/// bounds how many machines come up at once regardless of the controller's concurrency.
+/// The outcome of a plan, with its permit. The permit is held until the outcome is published. This limits how
+/// many machines are provisioned concurrently.
 pub struct Execution<'a> {
     /// The outcome of the plan.
     pub outcome: Outcome,
@@ -41,18 +41,18 @@ impl Execution<'_> {
     }
 }
 
-/// Why a plan was not carried out to its end.
+/// Why a plan was not completed.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecuteError {
-    /// The secrets can't be put together, which has to be shown.
+    /// The secrets can't be assembled. The status reports this.
     #[error("cannot assemble the secrets")]
     Secret(#[from] InvalidSecret),
-    /// The reconcile could not be finished.
+    /// The reconcile could not be completed.
     #[error("the reconcile cannot continue")]
     Unfinished(#[from] Error),
 }
 
-/// Carries out a plan.
+/// Executes a plan.
 pub async fn execute<'a>(
     ctx: &Context,
     object: &mut Object<'_>,
@@ -68,7 +68,7 @@ pub async fn execute<'a>(
         }
         Plan::RestoreFinalizer => {
             restore_finalizer(object).await?;
-            // The write leads to the next reconcile.
+            // This write triggers the next reconcile.
             return Ok(Execution::without_permit(Outcome::Waiting(None)));
         }
         Plan::ReportInPlaceUpdate(done) => {
@@ -105,7 +105,7 @@ pub async fn execute<'a>(
     })
 }
 
-/// Writes what a blocked machine needs besides the status.
+/// Writes the metadata of a blocked machine. The caller publishes the status.
 async fn write_before(object: &mut Object<'_>, outcome: &mut Outcome) -> Result<(), Error> {
     let Outcome::Blocked(block) = outcome else {
         return Ok(());
@@ -128,7 +128,7 @@ async fn restore_finalizer(object: &mut Object<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Carries out the step of a plan, with the writes that are needed on the way.
+/// Executes one step of a plan, with the necessary writes.
 struct Executor<'r, 'o, 'p> {
     ctx: &'r Context,
     object: &'r mut Object<'o>,
@@ -148,9 +148,9 @@ impl Executor<'_, '_, '_> {
     }
 }
 
-/// Returns the outcome without the bootstrap data that a driver may have kept from the create and may repeat
-/// in any later call (OPS-11). The guard redacts what a call carries, and only the create carries bootstrap
-/// data.
+/// Removes bootstrap data from the outcome (OPS-11). A driver may store the bootstrap data of a create and
+/// repeat it in the answer to a later call. The driver guard redacts only the secrets of the current call,
+/// and only a create carries bootstrap data.
 async fn without_bootstrap_data(
     ctx: &Context,
     machine: &InfraMachine,

@@ -1,4 +1,4 @@
-//! Whole reconciles in tests: an API server with one machine, and a driver that keeps VMs.
+//! Complete reconciles in tests: an API server with one machine, and a driver with VMs.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -24,8 +24,8 @@ use cmi_driver::{
     Operation, PluginInfo, Readiness, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
 };
 
-/// An API server with one machine: it merges what it gets, and refuses what was decided on another version.
-/// Every Secret holds bootstrap data, and goes with the machine.
+/// An API server with one machine. It merges patches and refuses patches for another resource version. Every
+/// Secret holds bootstrap data and disappears together with the machine.
 #[derive(Clone)]
 pub struct Server(Arc<Mutex<Value>>);
 
@@ -34,7 +34,7 @@ impl Server {
         Self::holding(serde_json::to_value(machine).unwrap())
     }
 
-    /// With an object that need not be one that can be read.
+    /// The object may be unreadable.
     pub fn holding(mut object: Value) -> Self {
         object["metadata"]["resourceVersion"] = json!("1");
         Self(Arc::new(Mutex::new(object)))
@@ -44,20 +44,19 @@ impl Server {
         serde_json::from_value(self.0.lock().unwrap().clone()).unwrap()
     }
 
-    /// As a watch gives it.
+    /// Returns the object as a watch delivers it.
     pub fn infra_machine(&self) -> Arc<DeserializeGuard<InfraMachine>> {
         let text = self.0.lock().unwrap().to_string();
         Arc::new(serde_json::from_str(&text).unwrap())
     }
 
-    /// Whether a finalizer keeps it.
     pub fn is_kept(&self) -> bool {
         let object = self.0.lock().unwrap();
         let finalizers = object["metadata"]["finalizers"].as_array();
         finalizers.is_some_and(|finalizers| !finalizers.is_empty())
     }
 
-    /// An annotation, also of an object that can't be read.
+    /// Returns an annotation. Works for an unreadable object too.
     pub fn annotation(&self, key: &str) -> Option<String> {
         let object = self.0.lock().unwrap();
         object["metadata"]["annotations"][key].as_str().map(str::to_owned)
@@ -68,36 +67,35 @@ impl Server {
         version.as_str().unwrap().to_owned()
     }
 
-    /// Another client writes.
+    /// Simulates a write of another client.
     pub fn touch(&self) {
         let next = self.version().parse::<u64>().unwrap() + 1;
         self.0.lock().unwrap()["metadata"]["resourceVersion"] = json!(next.to_string());
     }
 
-    /// A user asks for another try.
+    /// Simulates a user's request for another attempt.
     pub fn ask_again(&self) {
         self.annotate("example.com/try", &self.version());
     }
 
-    /// A user annotates it.
     pub fn annotate(&self, key: &str, value: &str) {
         self.0.lock().unwrap()["metadata"]["annotations"][key] = json!(value);
         self.touch();
     }
 
-    /// Whether the object is there no more.
+    /// Returns whether the object is deleted.
     pub fn is_gone(&self) -> bool {
         self.0.lock().unwrap().is_null()
     }
 
-    /// Another client changes the object.
+    /// Simulates a change by another client.
     pub fn change(&self, change: impl FnOnce(&mut InfraMachine)) {
         let mut object = self.object();
         change(&mut object);
         self.replace(&object);
     }
 
-    /// Another client puts this object in the place of the one that is there.
+    /// Simulates a replacement of the object by another client.
     pub fn replace(&self, object: &InfraMachine) {
         let version = self.version();
         let mut object = serde_json::to_value(object).unwrap();
@@ -106,7 +104,6 @@ impl Server {
         self.touch();
     }
 
-    /// The answer to a request.
     pub fn answer(&self, method: &Method, path: &str, body: &[u8]) -> Response<Body> {
         if path.contains("/events") {
             return Response::new(Body::from(body.to_vec()));
@@ -139,7 +136,7 @@ impl Server {
         Response::new(Body::from(self.0.lock().unwrap().to_string().into_bytes()))
     }
 
-    /// What a reconcile works with whose API server this is.
+    /// Returns the context of a reconcile against this API server.
     pub fn context(&self, drivers: Vec<ConfiguredDriver>) -> Context {
         let server = self.clone();
         let service = tower::service_fn(move |request: Request<Body>| {
@@ -180,19 +177,19 @@ pub struct Vms {
     calls: Arc<Mutex<Vec<Operation>>>,
     /// Whether creates are never answered.
     creates_hang: bool,
-    /// Whether each VM is said to be uninitialized.
+    /// Whether all VMs are reported as uninitialized.
     is_uninitialized: bool,
 }
 
-/// A driver that finds and deletes VMs of a name by it, or by their id where the request has it.
+/// A driver that finds and deletes VMs by name, or by id if the request has an id.
 struct VmDriver {
     back_end: Vms,
-    /// Optional calls that it makes.
+    /// The supported optional calls.
     offers: Vec<Operation>,
 }
 
 impl Vms {
-    /// Of a driver that never answers a create.
+    /// A driver that never answers a create.
     pub fn hanging() -> Self {
         Self {
             creates_hang: true,
@@ -200,7 +197,7 @@ impl Vms {
         }
     }
 
-    /// Of a driver whose VMs are never initialized.
+    /// A driver that never finishes an initialization.
     pub fn uninitialized() -> Self {
         Self {
             is_uninitialized: true,
@@ -208,7 +205,7 @@ impl Vms {
         }
     }
 
-    /// There is a VM of this id and name; `machine` says whose it is, where lists say so.
+    /// Adds a VM. `machine` is the identity in lists, if any.
     pub fn add(&self, id: &str, name: &str, machine: Option<&str>) {
         self.existing.lock().unwrap().push(ListedMachine {
             machine_id: machine.map(str::to_owned),
@@ -221,19 +218,19 @@ impl Vms {
         vms.iter().map(|vm| vm.provider_id.to_string()).collect()
     }
 
-    /// How often this was called.
+    /// Returns the number of calls.
     pub fn count(&self, operation: Operation) -> usize {
         let calls = self.calls.lock().unwrap();
         calls.iter().filter(|called| **called == operation).count()
     }
 
-    /// A configured driver called `pool` of this back end, with these optional calls.
-    /// Its shut-downs never work.
+    /// Returns a configured driver named `pool` for this back end, with these optional calls. All of its
+    /// shut-downs fail.
     pub fn configured_driver(&self, offers: &[Operation], create_settle_time: Duration) -> ConfiguredDriver {
         self.limited_driver(Limits::default(), offers, create_settle_time)
     }
 
-    /// As [`Self::configured_driver`], with limits of its own.
+    /// Like [`Self::configured_driver`], with limits.
     pub fn limited_driver(
         &self,
         limits: Limits,
@@ -292,7 +289,7 @@ impl Driver for VmDriver {
         Err(Status::new(Code::Unavailable, "no creates here"))
     }
 
-    /// Without an id it deletes the first of the name, as a back end does that knows VMs by their names.
+    /// Without an id, deletes the first VM with the name, like a back end that identifies VMs by name.
     async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
         self.record(Operation::DeleteMachine);
         let mut vms = self.back_end.existing.lock().unwrap();

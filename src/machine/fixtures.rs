@@ -1,4 +1,4 @@
-//! Machines and what is seen of the world around them, for tests.
+//! Machines and observations for tests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,27 +25,27 @@ use crate::api::{GROUP, MACHINE_FINALIZER, annotations};
 use crate::driver::{DriverState, KnownDriver, ResolveError, StableReachability};
 use cmi_driver::{Capabilities, Code, Operation, ProviderSpec, Status};
 
-/// Which driver [`World`] has met.
+/// The connection generation of the driver in [`World`].
 const CONNECTION_GENERATION: u64 = 2;
-/// What [`World`] makes of inputs that did not change.
+/// The fingerprint of unchanged inputs in [`World`].
 pub const INPUTS: u64 = 7;
 
-/// How long the driver of [`World`] gets to carry out a create that was never answered.
+/// How long the driver of [`World`] may take to carry out an unanswered create.
 pub const SETTLE: Duration = Duration::from_mins(1);
-/// How long a create may be under way: longer than [`SETTLE`].
+/// The timeout of a create, which is longer than [`SETTLE`].
 pub const GIVEN_UP_AFTER: Duration = Duration::from_mins(10);
 
-/// The moment at which tests happen.
+/// The current time in tests.
 pub fn now() -> Timestamp {
     at(0)
 }
 
-/// So many seconds after [`now`].
+/// Returns the time this many seconds after [`now`].
 pub fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + seconds).unwrap()
 }
 
-/// The spec as the driver gets it, when the user's is this.
+/// Returns the driver's spec for this user spec.
 pub fn tagged(spec: &Value) -> ProviderSpec {
     let mut spec = ProviderSpec(spec.as_object().unwrap().clone());
     let tags = json!({
@@ -55,7 +55,7 @@ pub fn tagged(spec: &Value) -> ProviderSpec {
     spec
 }
 
-/// The record of a machine whose VM is in this state.
+/// Returns the record of a machine whose VM is in this state.
 pub fn record(machine: &InfraMachine, state: VmState) -> VmRecord {
     let record = identity::record(machine).or_else(|| VmRecord::new(machine, "c-1"));
     let mut record = record.unwrap();
@@ -68,7 +68,7 @@ pub fn record(machine: &InfraMachine, state: VmState) -> VmRecord {
     record
 }
 
-/// A machine that Cluster API has made a moment ago and that a Machine owns.
+/// Returns a machine that Cluster API has just created, with an owner.
 pub fn machine() -> MachineFixture {
     let mut machine = InfraMachine::new("m1", InfraMachineSpec::default());
     machine.metadata.namespace = Some("ns1".to_owned());
@@ -146,7 +146,7 @@ impl MachineFixture {
         self
     }
 
-    /// With the finalizer of another controller besides.
+    /// Adds the finalizer of another controller.
     pub fn kept_by(mut self, finalizer: &str) -> Self {
         let finalizers = self.0.metadata.finalizers.get_or_insert_default();
         finalizers.push(finalizer.to_owned());
@@ -158,7 +158,7 @@ impl MachineFixture {
         self
     }
 
-    /// As write 1 leaves it: a create was issued now.
+    /// Sets the result of write 1: a create was issued now.
     pub fn identified(self) -> Self {
         self.recorded(VmState::Creating {
             issued: now(),
@@ -166,7 +166,7 @@ impl MachineFixture {
         })
     }
 
-    /// With the finalizer, and a record of a VM in this state.
+    /// Sets the finalizer and a record of a VM in this state.
     pub fn recorded(mut self, state: VmState) -> Self {
         self.0.metadata.finalizers = Some(vec![MACHINE_FINALIZER.to_owned()]);
         let record = record(&self.0, state);
@@ -177,19 +177,19 @@ impl MachineFixture {
         self.annotated(annotations::VM_RECORD, &record.annotation().unwrap())
     }
 
-    /// With a record that differs.
+    /// Changes the record.
     pub fn record(self, change: impl FnOnce(&mut VmRecord)) -> Self {
         let mut record = identity::record(&self.0).unwrap();
         change(&mut record);
         self.with_record(&record)
     }
 
-    /// With the spec that the VM was made from.
+    /// Sets the spec that the VM was made from.
     pub fn made_from(self, spec: &ProviderSpec) -> Self {
         self.record(|record| record.made_from.as_mut().unwrap().provider_spec = spec.clone())
     }
 
-    /// With the record of another machine, as Cluster API copies annotations.
+    /// Sets the record of another machine, as Cluster API copies annotations.
     pub fn with_copied_record(self) -> Self {
         self.record(|record| record.machine = "ns1/other/u-9".to_owned().try_into().unwrap())
     }
@@ -198,7 +198,7 @@ impl MachineFixture {
         self.without(annotations::VM_RECORD)
     }
 
-    /// As write 2 leaves it: the VM is known.
+    /// Sets the result of write 2: the VM is known.
     pub fn known(self, id: &str) -> Self {
         self.recorded(VmState::Exists { unanswered: None })
             .provider_id(id)
@@ -224,7 +224,7 @@ impl MachineFixture {
         self.status(|status| status.observed_generation = Some(generation))
     }
 
-    /// As write 3 leaves it.
+    /// Sets the result of write 3.
     pub fn provisioned(self) -> Self {
         self.known("sim://1")
             .observed(1)
@@ -246,7 +246,7 @@ impl MachineFixture {
         self.status(|status| status.power_state = Some(state.to_owned()))
     }
 
-    /// The last operation failed, and is not to be tried again for so many seconds.
+    /// Sets a failed last operation. Its next attempt is due in this many seconds.
     pub fn failed(self, type_: OperationType, operation: Operation, code: Code, seconds: i64) -> Self {
         self.observed(1).status(|status| {
             status.last_operation = Some(LastOperation {
@@ -268,7 +268,7 @@ impl MachineFixture {
     }
 }
 
-/// What is known of the driver.
+/// The state of the driver.
 #[derive(Clone, Copy)]
 enum DriverIs {
     Known,
@@ -277,7 +277,6 @@ enum DriverIs {
     NotConfigured,
 }
 
-/// The owner of the machine.
 #[derive(Clone, Copy)]
 enum OwnerIs {
     There,
@@ -285,8 +284,8 @@ enum OwnerIs {
     None,
 }
 
-/// What is seen besides the machine: a Cluster that is ready, an owner with bootstrap data, a
-/// driver that can do it all.
+/// The observations about a machine. By default, the Cluster is ready, the owner has bootstrap data, and the
+/// driver supports all calls.
 #[derive(Clone)]
 pub struct World {
     owner: Machine,
@@ -344,7 +343,7 @@ pub fn world() -> World {
     }
 }
 
-/// Whether a driver can be reached, where that is settled.
+/// Returns whether a driver is reachable, if that is stable.
 pub fn reachability(reachable: Option<bool>) -> StableReachability {
     match reachable {
         None => StableReachability::Unsettled,
@@ -388,7 +387,7 @@ impl World {
         self
     }
 
-    /// The InfraCluster of the Cluster is there, and not provisioned for this reason, if it says one.
+    /// Sets an InfraCluster that is not provisioned, with an optional reason.
     pub fn infra_cluster_not_ready(mut self, reason: Option<&str>) -> Self {
         self = self.cluster_not_ready();
         if let Some(cluster) = &mut self.cluster {
@@ -422,13 +421,13 @@ impl World {
         self
     }
 
-    /// The probes of the driver have not said the same for long enough.
+    /// Sets an unstable reachability of the driver.
     pub fn unsettled(mut self) -> Self {
         self.reachable = None;
         self
     }
 
-    /// The driver was lost, and it is not known whether what it said holds.
+    /// Sets capabilities of a lost driver, which may be outdated.
     pub fn with_stale_capabilities(mut self) -> Self {
         self.is_current = false;
         self
@@ -459,7 +458,7 @@ impl World {
         self
     }
 
-    /// The cache does not have the machine as it is.
+    /// Sets a stale cache.
     pub fn not_cached_yet(mut self) -> Self {
         self.conflict = ProviderIdConflict::Unknown;
         self
@@ -475,13 +474,13 @@ impl World {
         self
     }
 
-    /// There was reason to ask the driver, and it could not answer.
+    /// Sets a hint that the driver could not answer.
     pub fn with_unanswered(mut self) -> Self {
         self.state.hint = Some(LookUpHint::Signal);
         self
     }
 
-    /// A failure is remembered that forbids a call for so many seconds more.
+    /// Sets a failure that forbids a call for this many seconds.
     pub fn remembering(mut self, seconds: u64) -> Self {
         self.state.retry = Some(Retry {
             attempts: 1,
@@ -493,7 +492,7 @@ impl World {
         self
     }
 
-    /// The failure that is remembered was one of other inputs.
+    /// Changes the inputs since the recorded failure.
     pub fn inputs_changed(mut self) -> Self {
         if let Some(retry) = &mut self.state.retry {
             retry.inputs += 1;
@@ -501,12 +500,12 @@ impl World {
         self
     }
 
-    /// A failure is remembered of a driver which can't do it: of this one, or of one before it.
+    /// Sets a failure because a driver does not support a call. `before` is how many connections ago.
     pub fn unable(self, before: u64) -> Self {
         self.unable_to(Operation::CreateMachine, before)
     }
 
-    /// As [`World::unable`], of this call.
+    /// Like [`World::unable`], for this call.
     pub fn unable_to(mut self, operation: Operation, before: u64) -> Self {
         self.state.retry = Some(Retry {
             attempts: 1,
@@ -521,19 +520,19 @@ impl World {
         self
     }
 
-    /// The create that was issued so many seconds after [`now`] was refused.
+    /// Marks the create issued this many seconds after [`now`] as answered.
     pub fn answered(mut self, seconds: i64) -> Self {
         self.state.answered = Some(at(seconds));
         self
     }
 
-    /// The guest could not be asked to stop so often in a row.
+    /// Sets the number of consecutive shutdown failures.
     pub fn failed_to_shut_down(mut self, times: u32) -> Self {
         self.state.failed_shut_downs = times;
         self
     }
 
-    /// The VM has been absent for so many seconds.
+    /// Lets the VM be absent for this many seconds.
     pub fn absent_for(mut self, seconds: u64) -> Self {
         self.state.absent_since = Some(self.instant);
         self.instant += Duration::from_secs(seconds);
@@ -550,7 +549,7 @@ impl World {
         self
     }
 
-    /// What is planned for a machine in this world.
+    /// Returns the plan for a machine in this world.
     pub fn plan(&self, machine: MachineFixture) -> Plan {
         let driver = match self.driver_is {
             DriverIs::Known => Ok(DriverState::Known(KnownDriver {

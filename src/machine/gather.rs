@@ -1,5 +1,5 @@
-//! Reads what one reconcile needs: caches and runtime state. The only request is for a driver's capabilities,
-//! once for all machines.
+//! Reads the input of one reconcile from caches and runtime state. The only request is for a driver's
+//! capabilities, once for all machines.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -27,12 +27,12 @@ use cmi_driver::{Operation, ProviderSpec};
 #[cfg(test)]
 mod tests;
 
-/// What a reconcile has read.
+/// The input of one reconcile.
 pub struct Gathered {
-    /// The input of a plan. The result of a call is remembered with it too: a driver that is reached anew
-    /// during the call may not be the one that answered it.
+    /// The input of a plan. The result of a call is stored together with this input: if the driver reconnects
+    /// during the call, a different driver may have answered.
     pub observed: Observed,
-    /// The configured driver, when there is one.
+    /// The configured driver, if any.
     configured_driver: Option<Arc<ConfiguredDriver>>,
 }
 
@@ -85,18 +85,18 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
 }
 
 impl Gathered {
-    /// The number of the newest hint before the call; see
+    /// The number of the newest hint before the call. See
     /// [`super::runtime_state::RuntimeState::hint_number`].
     pub fn hint(&self) -> u64 {
         self.observed.state.hint_number
     }
 
-    /// The configured driver, when there is one.
+    /// The configured driver, if any.
     pub fn configured_driver(&self) -> Option<&ConfiguredDriver> {
         self.configured_driver.as_deref()
     }
 
-    /// How often the machine has failed in a row with the same inputs, this time included.
+    /// Returns the number of consecutive failures with the same inputs, including the current failure.
     pub fn attempts(&self, machine: &InfraMachine) -> u32 {
         let retry = self.observed.state.retry.as_ref();
         let remembered = retry
@@ -110,8 +110,7 @@ impl Gathered {
         remembered.or(published).unwrap_or(0).saturating_add(1)
     }
 
-    /// The last failure, where it could not be published and the inputs of the machine have not changed
-    /// since.
+    /// Returns the last failure if it could not be published and the inputs of the machine are unchanged.
     pub fn unpublished(&self) -> Option<(Arc<Outcome>, RetryTiming)> {
         let observed = &self.observed;
         let retry = observed.state.retry.as_ref();
@@ -129,7 +128,7 @@ impl Gathered {
         Some((unpublished, timing))
     }
 
-    /// The name of the Secret with the bootstrap data, as far as it is known.
+    /// The name of the Secret with the bootstrap data, if known.
     pub fn bootstrap_secret(&self) -> Option<&str> {
         match &self.observed.owner {
             Owner::Found(owner) => owner.spec.bootstrap.data_secret_name.as_deref(),
@@ -137,7 +136,7 @@ impl Gathered {
         }
     }
 
-    /// Whether the driver is known to support a look-up of a single VM.
+    /// Returns whether the driver is known to support looking up a single VM.
     pub fn can_ask(&self) -> bool {
         match &self.observed.driver {
             Ok(DriverState::Known(known)) => known.capabilities.supports(Operation::GetMachineStatus),
@@ -146,8 +145,8 @@ impl Gathered {
     }
 }
 
-/// Returns the Cluster of a machine: the Cluster of its Machine, or without a Machine, the Cluster that the
-/// label names.
+/// Returns the Cluster of a machine. The owner Machine names the Cluster. Without a Machine, the label names
+/// it.
 pub fn cluster_of(ctx: &Context, meta: &ObjectMeta, owner: Option<&Machine>) -> Option<Arc<Cluster>> {
     match owner {
         Some(owner) => ctx
@@ -157,12 +156,12 @@ pub fn cluster_of(ctx: &Context, meta: &ObjectMeta, owner: Option<&Machine>) -> 
     }
 }
 
-/// Looks for another InfraMachine, in any namespace, that names the VM which this one is to adopt.
+/// Looks for another InfraMachine, in any namespace, that names the VM which this machine is to adopt.
 ///
-/// Of two that want the same VM, neither gets it while both exist. When the cache holds a version of an
-/// object, it also holds everything that was written before it, so the later object always sees the earlier
-/// one: no delay of the cache and no change of the leader lets both have the VM. A version that the cache
-/// does not have yet, such as one that we have just written, says nothing of other objects.
+/// While two objects name the same VM, neither adopts it. A cache that holds a version of an object also
+/// holds every earlier write. The later object therefore always sees the earlier object, even if the cache is
+/// slow or the leader changes. A version that is not in the cache yet, such as our own last write, gives no
+/// such guarantee.
 fn conflict(ctx: &Context, machine: &InfraMachine) -> ProviderIdConflict {
     let Some(wanted) = machine.spec.provider_id.as_ref() else {
         return ProviderIdConflict::None;
@@ -198,9 +197,9 @@ fn conflict(ctx: &Context, machine: &InfraMachine) -> ProviderIdConflict {
     }
 }
 
-/// Returns the violations that neither the API server nor the tags can refuse: limits on the whole spec, and
-/// the driver's own schema. The schema of a driver that was lost is not checked: the next driver may have
-/// another one.
+/// Returns the violations that neither the API server nor the tag check can refuse: limits of the whole spec,
+/// and the driver's own schema. The schema of a lost driver is not checked, because the next driver may have
+/// another schema.
 fn violation(machine: &InfraMachine, driver: &Result<DriverState, ResolveError>) -> Option<String> {
     let violations = machine.spec.violations();
     if !violations.is_empty() {
@@ -216,8 +215,8 @@ fn violation(machine: &InfraMachine, driver: &Result<DriverState, ResolveError>)
     }
 }
 
-/// Returns a hash of the inputs. What this provider writes itself, the generation included, is left out: it
-/// is no reason to try again.
+/// Returns a hash of the inputs. Excludes everything that this provider writes, including the generation,
+/// because its own writes are no reason to retry.
 fn inputs(machine: &InfraMachine, owner: Option<&Machine>) -> u64 {
     let mut hasher = DefaultHasher::new();
     let InfraMachineSpec {

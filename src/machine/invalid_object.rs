@@ -1,9 +1,8 @@
-//! An InfraMachine that can't be read. The API server's schema keeps such objects out, but a schema changes,
-//! and the objects that were stored before stay as they are.
+//! An InfraMachine that can't be read. The API server's schema rejects such objects. But the schema can
+//! change, and stored objects do not change with it.
 //!
-//! No VM is created for such an object. The object can be deleted, with its VM: the identity, the driver and
-//! the spec that the VM was made from are annotations, which can be read whatever the spec says. The object
-//! can also be moved.
+//! No VM is created for such an object. The object can be deleted with its VM, because the record in an
+//! annotation holds the identity, the driver and the applied spec. The object can also be moved.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,8 +28,8 @@ use crate::api::{self, DeserializeGuard, ObjectMetaExt as _, paused_by};
 use crate::apiserver::{Error, NewEvent};
 use crate::reconcile::Action;
 
-/// Reconciles an InfraMachine that can't be read. Its status can't be written either: an event says once what
-/// is wrong with the object, and events and the log report how its deletion goes.
+/// Reconciles an InfraMachine that can't be read. Its status can't be written either. One event describes the
+/// error, and events and the log report the progress of its deletion.
 pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action, Error> {
     let name = invalid.metadata.name();
     let object = DeserializeGuard::<InfraMachine>(Err(invalid.clone()));
@@ -51,7 +50,7 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     let mut object = Object::new(ctx, Arc::clone(&machine));
     let execution = execute(ctx, &mut object, &gathered, plan).await?;
     let outcome = &execution.outcome;
-    // There is no status that could report the failure later.
+    // No status can report the failure later.
     let timing = record_failure(ctx, &machine, &gathered, outcome, None);
     let event = events::of(&machine, outcome, timing.attempts);
     if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
@@ -76,8 +75,8 @@ fn is_paused(ctx: &Context, object: &DeserializeGuard<InfraMachine>) -> bool {
     paused_by(object, cluster.is_some_and(|cluster| cluster.is_paused())).is_some()
 }
 
-/// Returns the live object, with the fields of the spec that can be read: the deletion may need the
-/// credentials and the id of the VM.
+/// Returns the live object with the readable fields of its spec. The deletion may need the credentials and
+/// the id of the VM.
 async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Error> {
     let action = "reading an invalid InfraMachine";
     let namespace = invalid.metadata.namespace();
@@ -90,7 +89,8 @@ async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Er
     let live = api::metadata(&text).map_err(|error| Error::api(action, kube::Error::SerdeError(error)))?;
     let is_deleted = |meta: &ObjectMeta| meta.deletion_timestamp.is_some();
     if live.uid != invalid.metadata.uid || is_deleted(&live) != is_deleted(&invalid.metadata) {
-        // Another object has this name now, or the deletion was requested meanwhile: the cache will say so.
+        // The name belongs to another object now, or the deletion was just requested. The cache will show the
+        // change.
         return Err(Error::Conflict { action });
     }
     Ok(InfraMachine {
@@ -100,8 +100,8 @@ async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Er
     })
 }
 
-/// Returns the fields of an object's spec that can be read. They are parsed from text, since a field may be
-/// nested deeper than JSON is read.
+/// Returns the readable fields of an object's spec. Parses from text, because a field may be nested deeper
+/// than the JSON parser allows.
 fn legible(object: &str) -> InfraMachineSpec {
     #[derive(Deserialize)]
     struct Object {

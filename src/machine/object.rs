@@ -1,4 +1,4 @@
-//! The object of one reconcile, and the only place that writes it.
+//! The object of one reconcile. Only this module writes it.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -23,17 +23,17 @@ use cmi_driver::{LastKnownState, Operation};
 #[cfg(test)]
 mod tests;
 
-/// An annotation and its value; without a value, the annotation is removed.
+/// An annotation and its value. `None` removes the annotation.
 pub type Annotation = (&'static str, Option<String>);
 
-/// How often a write is tried against concurrent writers.
+/// How often a write is attempted when other clients write concurrently.
 const TRIES: u32 = 5;
 
-/// The newest known version of an InfraMachine, and the way to write it.
+/// The newest known version of an InfraMachine, with its write operations.
 ///
 /// # Guarantees
-/// Every write carries the resource version that it was decided on: a write from a stale cache changes
-/// nothing, it gets [`Error::Conflict`].
+/// Every write carries the resource version that the plan was based on. A write from a stale cache fails with
+/// [`Error::Conflict`] and changes nothing.
 pub struct Object<'a> {
     ctx: &'a Context,
     api: Api<InfraMachine>,
@@ -53,8 +53,8 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// Records whether clusterctl would leave the Secret of the credentials behind, which is known once they
-    /// were read. From then on the status says so.
+    /// Records whether clusterctl would leave the credentials' Secret behind. This is known once the
+    /// credentials were read. The status reports it after that.
     pub fn record_secret_movability(&mut self, movability: SecretMovability) {
         self.secret_movability = movability;
     }
@@ -64,40 +64,40 @@ impl<'a> Object<'a> {
         &self.latest
     }
 
-    /// The UID, or nothing where the API server has not given one.
+    /// The UID. Empty if the API server has not assigned it.
     pub fn uid(&self) -> &str {
         self.latest.metadata.uid()
     }
 
-    /// The name, by which the driver knows the machine too.
+    /// The name. The driver also uses this name for the machine.
     pub fn name(&self) -> &str {
         self.latest.metadata.name()
     }
 
-    /// Writes finalizer and record in one patch; writes nothing when the object has both.
+    /// Writes finalizer and record in one patch. Writes nothing when the object has both.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when the object is not the version that this was decided on.
+    /// [`Error::Conflict`] when the object has changed since the plan.
     pub async fn ensure_finalizer_and_record(&mut self, record: &VmRecord) -> Result<(), Error> {
         let annotations = self.record_if_changed(record)?;
         self.write_finalizer_and(annotations).await
     }
 
-    /// Adds the finalizer, which an object with a record has lost.
+    /// Restores the finalizer of an object that has a record.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when the object is not the version that this was decided on.
+    /// [`Error::Conflict`] when the object has changed since the plan.
     pub async fn restore_finalizer(&mut self) -> Result<(), Error> {
         self.write_finalizer_and(Vec::new()).await
     }
 
-    /// Write 1, before every create: finalizer, and the record in which the create is issued. Until the
-    /// create is answered, `clusterctl move` has to wait.
+    /// Write 1, before every create: the finalizer and a record with the issued create. Blocks `clusterctl
+    /// move` until the create is answered.
     ///
-    /// The patch is always sent, so that a cache that is behind never leads to a create.
+    /// The patch is always sent, so a stale cache never leads to a create.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when the object is not the version that this was decided on.
+    /// [`Error::Conflict`] when the object has changed since the plan.
     pub async fn record_create(&mut self, record: &VmRecord) -> Result<(), Error> {
         let mut annotations = vec![(annotations::VM_RECORD, Some(encoded(record)?))];
         annotations.extend(self.block_move_addition());
@@ -122,7 +122,7 @@ impl<'a> Object<'a> {
         self.patch("writing finalizer and record", metadata, None).await
     }
 
-    /// Takes back that a VM may exist, since the only create is over and made none.
+    /// Records that no VM exists, after the only create ended without making a VM.
     pub async fn record_refusal(&mut self, refused: VmEvent) -> Result<(), Error> {
         let action = "recording that no VM was created";
         let beside: Vec<_> = self.block_move_removal().into_iter().collect();
@@ -130,18 +130,18 @@ impl<'a> Object<'a> {
             .await
     }
 
-    /// Lets `clusterctl move` go on where this provider has kept it waiting.
+    /// Unblocks `clusterctl move` if this provider has blocked it.
     pub async fn unblock_move(&mut self) -> Result<(), Error> {
         let annotations: Vec<_> = self.block_move_removal().into_iter().collect();
         self.try_patch_annotations("removing the annotation block-move", &annotations)
             .await
     }
 
-    /// Records that an update is issued: until its end is recorded too, the VM may be half updated, wherever
-    /// the object is moved. `clusterctl move` waits while the call changes the VM.
+    /// Records that an update is issued. Until its end is recorded too, the VM may be half updated, even
+    /// after a move. Blocks `clusterctl move` during the call.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when the object is not the version that this was decided on.
+    /// [`Error::Conflict`] when the object has changed since the plan.
     pub async fn record_update(&mut self) -> Result<(), Error> {
         let action = "recording that an update is issued";
         let beside: Vec<_> = self.block_move_addition().into_iter().collect();
@@ -155,15 +155,14 @@ impl<'a> Object<'a> {
         is_absent.then(|| (key, Some(annotations::BLOCK_MOVE_VALUE.to_owned())))
     }
 
-    /// Returns the annotation that has to go for `clusterctl move` to go on, as far as it waits for this
-    /// provider.
+    /// Returns the annotation whose removal unblocks `clusterctl move`, if this provider has set it.
     pub fn block_move_removal(&self) -> Option<Annotation> {
         identity::blocks_move(&self.latest.metadata).then_some((annotations::BLOCK_MOVE, None))
     }
 
-    /// Keeps the state that the driver wants back with the next call (CTL-01, CTL-03).
+    /// Stores the driver's last known state (CTL-01, CTL-03).
     pub async fn record_last_known_state(&mut self, state: Option<&LastKnownState>) -> Result<(), Error> {
-        // An object without a record has no VM yet: it asks to adopt one.
+        // Without a record, the object has no VM yet and may be adopting a VM.
         if state.is_none() || identity::record(&self.latest).is_none() {
             return Ok(());
         }
@@ -172,12 +171,11 @@ impl<'a> Object<'a> {
             .await
     }
 
-    /// Changes the record as the driver's answer demands, and the annotations `beside` with it. The answer
-    /// holds for the object whatever other clients write at the same time, and would be lost if it were not
-    /// written.
+    /// Changes the record after a driver's answer, together with the annotations `beside`. The answer remains
+    /// valid when other clients write concurrently, and would be lost without this write.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when the object has no record any more.
+    /// [`Error::Conflict`] when the object has lost its record.
     pub async fn change_record(
         &mut self,
         action: &'static str,
@@ -193,7 +191,7 @@ impl<'a> Object<'a> {
         self.try_change_record(action, change, beside).await
     }
 
-    /// Does the same, on the version that is known.
+    /// Like [`Self::change_record`], but tries only once, on the known version.
     pub async fn try_change_record(
         &mut self,
         action: &'static str,
@@ -206,7 +204,6 @@ impl<'a> Object<'a> {
         self.try_patch_annotations(action, &wanted).await
     }
 
-    /// Returns the record, of an object that has one.
     fn record(&self, action: &'static str) -> Result<VmRecord, Error> {
         identity::record(&self.latest).ok_or(Error::Conflict { action })
     }
@@ -218,8 +215,8 @@ impl<'a> Object<'a> {
         Ok(vec![(annotations::VM_RECORD, Some(encoded(record)?))])
     }
 
-    /// Sets annotations that say what a driver did. They hold for the object whatever other clients write at
-    /// the same time, and would be lost if they were not written.
+    /// Sets annotations after a driver call. They remain valid when other clients write concurrently, and
+    /// would be lost without this write.
     pub async fn patch_annotations(
         &mut self,
         action: &'static str,
@@ -234,7 +231,7 @@ impl<'a> Object<'a> {
         self.try_patch_annotations(action, wanted).await
     }
 
-    /// Sets or removes the annotations that differ.
+    /// Sets or removes the annotations that differ. Tries only once, on the known version.
     pub async fn try_patch_annotations(
         &mut self,
         action: &'static str,
@@ -250,10 +247,10 @@ impl<'a> Object<'a> {
         self.patch(action, json!({"annotations": changed}), None).await
     }
 
-    /// Write 2: the providerID, and the record in which the VM exists, in one patch.
+    /// Write 2: the providerID and the record of an existing VM, in one patch.
     ///
-    /// When another client writes meanwhile, the patch is retried on the object as it is now: a driver may
-    /// not yet find the VM that it has just made, so its answer must not be lost.
+    /// After a conflict, the patch is retried on the live object. A driver may not find a VM that it has just
+    /// created, so its answer must not be lost.
     pub async fn patch_provider_id(
         &mut self,
         provider_id: &str,
@@ -269,12 +266,10 @@ impl<'a> Object<'a> {
         self.try_patch_provider_id(provider_id, state).await
     }
 
-    /// Awaits the answer of a driver. When the answer takes longer than a few seconds, the status says
-    /// meanwhile what is under way and since when: an operator must not find a machine of which
-    /// nothing is known.
+    /// Awaits a driver's answer. After a few seconds, the status reports the running operation and its start
+    /// time, so that operators can see the progress.
     ///
-    /// The call goes on beside the write of the status, which is tried once. If the write fails, the log says
-    /// so; the outcome of the call says the rest.
+    /// The call continues while the status is written. The write is tried once, and a failure is only logged.
     pub async fn awaiting<T>(&mut self, operation: Operation, call: impl Future<Output = T>) -> T {
         const LONG: Duration = Duration::from_secs(5);
         let since = wall_clock::now();
@@ -293,7 +288,7 @@ impl<'a> Object<'a> {
         answer
     }
 
-    /// Reads the live object. Fails when another object has the name by now.
+    /// Reads the live object. Fails when the name belongs to another object now.
     async fn reread(&mut self, action: &'static str) -> Result<(), Error> {
         let live = self
             .api
@@ -324,10 +319,10 @@ impl<'a> Object<'a> {
         self.patch(action, metadata, Some(provider_id)).await
     }
 
-    /// Write 3: the status that follows from the object, when it differs.
+    /// Write 3: the status, when it differs.
     ///
-    /// When another client wrote something that no plan depends on, such as a label, the patch is retried:
-    /// the call that the status reports is done, and is not repeated before its time.
+    /// After a conflict with a write that no plan depends on, such as a label, the patch is retried. The
+    /// reported call has ended and is not repeated early.
     ///
     /// # Errors
     /// [`Error::Conflict`] when the object changed in a way that may lead to another plan.
@@ -352,7 +347,7 @@ impl<'a> Object<'a> {
         self.try_patch_status(&wanted).await
     }
 
-    /// Reads the live object, and returns whether what was decided on the previous version still holds.
+    /// Reads the live object, and returns whether the plan for the previous version still applies.
     async fn still_applies(&mut self, action: &'static str) -> Result<bool, Error> {
         let before = Arc::clone(&self.latest);
         self.reread(action).await?;
@@ -364,7 +359,7 @@ impl<'a> Object<'a> {
         let published = publish_status(&self.api, &self.latest.metadata, before, status).await?;
         let is_written = published.is_some();
         if let Some((metadata, status)) = published {
-            // The rest is unchanged: the patch holds for this resource version alone.
+            // All other fields are unchanged, because the patch applied to this resource version only.
             self.set_latest(InfraMachine {
                 metadata,
                 spec: self.latest.spec.clone(),
@@ -374,8 +369,8 @@ impl<'a> Object<'a> {
         Ok(is_written)
     }
 
-    /// Removes our finalizer and no other, which lets the object go. An object that another finalizer keeps
-    /// holds up no move.
+    /// Removes only this provider's finalizer. If another finalizer keeps the object, `clusterctl move` is
+    /// unblocked.
     pub async fn remove_finalizer(&mut self) -> Result<(), Error> {
         let action = "removing the finalizer";
         let mut rest = self.finalizers(action).await?;
@@ -389,7 +384,7 @@ impl<'a> Object<'a> {
             .await
             .map_err(|error| Error::api(action, error));
         match released {
-            // It was the last finalizer and the object went with it, or another client was faster.
+            // The object was deleted with its last finalizer, or by another client.
             Ok(_) | Err(Error::Gone { .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -407,7 +402,7 @@ impl<'a> Object<'a> {
             body["spec"] = json!({"providerID": provider_id});
         }
         let body = self.with_resource_version(body);
-        // The rest is unchanged: the patch holds for this resource version alone.
+        // All other fields are unchanged, because the patch applied to this resource version only.
         let patched = patch_metadata(&self.api, self.name(), &body)
             .await
             .map_err(|error| Error::api(action, error))?;
@@ -420,8 +415,8 @@ impl<'a> Object<'a> {
         Ok(())
     }
 
-    /// Returns all finalizers: of an object with very many, a cache holds only some. If the object changes
-    /// meanwhile, the write that follows is refused.
+    /// Returns all finalizers. Reads them from the API server if the cache may have truncated them. If the
+    /// object changes in between, the next write is refused.
     async fn finalizers(&self, action: &'static str) -> Result<Vec<String>, Error> {
         let known = self.latest.metadata.finalizers.clone().unwrap_or_default();
         if known.len() < bounded::MAX_KEPT {
@@ -444,12 +439,11 @@ impl<'a> Object<'a> {
     }
 
     fn set_latest(&mut self, mut written: InfraMachine) {
-        // Bounded like the version in the cache, with which it is compared.
+        // The cached version is truncated in the same way, and both are compared.
         bounded::bound(&mut written.metadata);
         self.latest = Arc::new(written);
         self.ctx.states.record_write(self.uid(), Arc::clone(&self.latest));
-        // The watch may have been faster than the answer: then nothing else notices that the cache has this
-        // version.
+        // If the watch was faster than the answer, only this check sees that the cache holds this version.
         if let Some(cached) = self.cached()
             && let Ok(cached) = &cached.0
         {
@@ -458,14 +452,14 @@ impl<'a> Object<'a> {
     }
 }
 
-/// Whether two versions of an object lead to the same plan, as far as the plan depends on the object.
+/// Returns whether two versions of an object lead to the same plan.
 fn decides_the_same(a: &InfraMachine, b: &InfraMachine) -> bool {
     a.metadata.generation == b.metadata.generation
         && a.metadata.deletion_timestamp == b.metadata.deletion_timestamp
         && a.metadata.annotations == b.metadata.annotations
 }
 
-/// Returns the annotations as a merge patch has them: a removed one is null.
+/// Returns the annotations as a merge patch, with null for each removed annotation.
 fn merge_patch(annotations: impl IntoIterator<Item = Annotation>) -> Map<String, Value> {
     let annotations = annotations.into_iter();
     annotations

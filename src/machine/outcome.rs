@@ -1,4 +1,4 @@
-//! The outcome of a plan. The failure of a driver is an outcome, not an error: it has to be published.
+//! The outcome of a plan. A driver failure is an outcome and not an error, because it has to be published.
 
 use std::time::Duration;
 
@@ -14,111 +14,111 @@ use cmi_driver::{Code, JsonPointer, LastKnownState, Operation, ProviderId, Statu
 #[cfg(test)]
 mod tests;
 
-/// Tells an operator how to end a wait for capacity whose end the provider can't see.
+/// Tells an operator how to end a wait for capacity when the provider can't detect new capacity.
 pub const RETRY_NOW_HINT: &str =
     "when capacity is available, change any annotation of this object to retry immediately";
 
 /// The outcome of a plan.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Nothing is published, for this reason.
+    /// Nothing is published, for the given reason.
     NoOp(&'static str),
     /// Nothing is published now. The machine is requeued after this time.
     Requeue(Duration),
-    /// Nothing is published: the driver does not offer a call that would say more of a VM that is up, and is
-    /// not asked for that call again until the driver is another one.
+    /// Nothing is published about a running VM, because the driver does not support the call for more
+    /// details. The call is not repeated until the driver changes.
     NotSupported(Operation),
-    /// The machine still waits, and the status says for what.
+    /// The machine still waits, and the status shows why.
     Blocked(Blocked),
-    /// The machine still waits, for what the status says already, or for too short a time to publish it: for
-    /// a permit, a lock, or an answer that another reconcile has asked the driver for. Unlike after a
-    /// requeue, it is woken as a rule; the time is when to look again, if nothing wakes it before.
+    /// The machine still waits, and nothing new is published: the status already shows the wait, or the wait
+    /// is too short. The wait is for a permit, a lock, or a driver query of another reconcile. Usually the
+    /// machine is woken. The time is a fallback.
     Waiting(Option<Duration>),
-    /// The machine waits for a permit to call the driver, and for so long that the wait is reported.
+    /// The machine waits for a permit so long that the wait is reported.
     Queued {
-        /// When to look again, should nothing wake it.
+        /// When to check again without a wake-up.
         requeue_after: Duration,
     },
-    /// Capacity was exhausted for another machine of the class: no create was issued, and the machine is
+    /// Capacity was exhausted for another machine of the class. No create was issued, and the machine is
     /// woken when there may be capacity.
     AwaitingCapacity {
-        /// When to look again, should nothing wake it.
+        /// When to check again without a wake-up.
         requeue_after: Duration,
     },
-    /// The spec was refused before the driver saw it.
+    /// The spec was refused before the driver was called.
     Refused {
         /// Why.
         invalid: InvalidSpec,
-        /// When to look again.
+        /// When to check again.
         requeue_after: Option<Duration>,
     },
     /// The VM exists, is initialized, and has this state.
     Provisioned(Box<cmi_driver::Machine>),
-    /// The VM is provisioned and as it should be.
+    /// The VM is provisioned and needs no change.
     UpToDate {
-        /// Whether the driver can be reached, once that is stable.
+        /// Whether the driver is reachable, once that is stable.
         reachability: StableReachability,
-        /// Fields in which the spec differs and that can't be changed on a VM that exists.
+        /// Changed fields that an existing VM does not support.
         not_updatable: Vec<JsonPointer>,
-        /// When to look the VM up again, if the VM is not settled.
+        /// When to look the VM up again, if it is unsettled.
         requeue_after: Option<Duration>,
     },
-    /// The VM has the wanted spec.
+    /// The VM was updated to the wanted spec.
     Updated,
     /// A driver call failed.
     Failed(Box<Failure>),
-    /// The secrets can't be put together.
+    /// The secrets can't be assembled.
     NoSecrets {
-        /// What was about to be done.
+        /// The operation that needs the secrets.
         during: OperationType,
         /// Why.
         cause: InvalidSecret,
     },
-    /// The driver does not see the VM, but its view may be behind.
+    /// The driver does not see the VM, but its answer may be stale.
     Absent {
         /// When the absence is certain.
         requeue_after: Duration,
     },
-    /// The driver confirmed that a VM that should exist is gone.
+    /// The driver confirmed that the machine's VM no longer exists.
     Vanished(ProviderId),
     /// The deletion is in progress.
     Deleting {
-        /// How far the deletion is, as the reason of a condition.
+        /// The progress of the deletion, as the reason of a condition.
         reason: &'static str,
-        /// The same in words.
+        /// The progress as a message.
         message: String,
-        /// When to look again.
+        /// When to check again.
         requeue_after: Duration,
     },
-    /// The VM is gone: the finalizer may be removed.
+    /// The VM is gone. The finalizer may be removed.
     Gone,
-    /// There never was a VM, or the administrator takes the responsibility.
+    /// There never was a VM, or the administrator takes responsibility.
     RemoveFinalizer(RemovalReason),
 }
 
 /// A wait that the status shows.
 #[derive(Debug)]
 pub struct Blocked {
-    /// The condition that says why.
+    /// The condition for the wait.
     pub condition: &'static str,
     /// Its reason.
     pub reason: &'static str,
     /// Its message.
     pub message: String,
-    /// The record that has to be written in spite of the wait, with the finalizer.
+    /// The record that must be written despite the wait, together with the finalizer.
     pub record: Option<Box<VmRecord>>,
-    /// Whether an earlier call still keeps `clusterctl move` waiting. No call is in flight
-    /// while the machine is blocked.
+    /// Whether an earlier call still blocks `clusterctl move`. No call is in flight while the machine is
+    /// blocked.
     pub unblocks_move: bool,
-    /// Whether the beginning of the wait is worth an event although its reason by itself is not: as a rule
-    /// others end the wait, and here they have not.
+    /// Whether the start of the wait is worth an event although its reason usually is not. Other controllers
+    /// usually end such a wait, and here they have not.
     pub is_worth_an_event: bool,
-    /// When to look again, if nothing changes before.
+    /// When to check again, if nothing changes earlier.
     pub requeue_after: Option<Duration>,
 }
 
 impl Blocked {
-    /// Returns a wait with nothing to write but the status, which ends when something changes.
+    /// Returns a wait that writes only the status and ends when something changes.
     pub fn new(condition: &'static str, reason: &'static str, message: impl Into<String>) -> Self {
         Self {
             condition,
@@ -135,15 +135,15 @@ impl Blocked {
 /// Why the finalizer may be removed without the deletion of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemovalReason {
-    /// No create was ever issued, or all were refused for good, and the driver has nothing to delete.
+    /// No create was ever issued, or all creates were terminally refused and the driver has nothing to
+    /// delete.
     NeverCreated,
-    /// The administrator said so.
+    /// The administrator requested it.
     Forced,
 }
 
 impl Outcome {
-    /// Returns the operation that failed or that the driver does not support, where only another driver, or a
-    /// newer one, can do better.
+    /// Returns the operation that failed or is unsupported, if only a different or newer driver can help.
     pub fn awaits_another_driver(&self) -> Option<Operation> {
         match self {
             Self::Failed(failure) if failure.disposition == Disposition::AwaitDriver => {
@@ -154,7 +154,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the state that the driver wants back with the next call, where a call failed with one.
+    /// Returns the driver's last known state from a failed call.
     pub fn last_known_state(&self) -> Option<&LastKnownState> {
         match self {
             Self::Failed(failure) => failure.last_known_state(),
@@ -162,8 +162,8 @@ impl Outcome {
         }
     }
 
-    /// Returns the outcome, or a plain wait where the call was not made because this replica is not the
-    /// leader: no driver was called, so there is nothing to say, and another replica may be saying it.
+    /// Returns the outcome, or a plain wait if this replica is not the leader and therefore made no call. The
+    /// leader may be reporting the machine's state, so this replica reports nothing.
     #[must_use]
     pub fn unless_not_leading(self) -> Self {
         match self {
@@ -172,7 +172,7 @@ impl Outcome {
         }
     }
 
-    /// Whether the outcome repeats what the driver said in answer to a call that carried no bootstrap data.
+    /// Returns whether the outcome quotes a driver's answer to a call without bootstrap data.
     pub fn quotes_the_driver(&self) -> bool {
         match self {
             Self::Failed(failure) => !matches!(
@@ -180,7 +180,7 @@ impl Outcome {
                 Operation::CreateMachine | Operation::GetPluginCapabilities
             ),
             Self::Deleting { reason, .. } => *reason == reason::SHUTTING_DOWN,
-            // Every variant by name: a forgotten one would publish bootstrap data.
+            // Lists every variant by name, because a forgotten variant would publish bootstrap data.
             Self::NoOp(_)
             | Self::Requeue(_)
             | Self::NotSupported(_)
@@ -200,7 +200,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the outcome with the driver's message changed.
+    /// Returns the outcome with a changed driver message.
     #[must_use]
     pub fn map_message(self, change: impl FnOnce(&str) -> String) -> Self {
         match self {
@@ -223,35 +223,35 @@ impl Outcome {
     }
 }
 
-/// What may trigger the retry of a failed call before its wait is over.
+/// The event that may retry a failed call early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryTrigger {
-    /// A failure that passes by itself, such as an outage of the driver: it is over when the driver is back.
+    /// A transient failure, such as a driver outage. It ends when the driver is back.
     Transient,
-    /// Capacity was exhausted: there may be capacity when another machine is made or deleted.
+    /// Exhausted capacity. Creating or deleting another machine may show that there is capacity again.
     Capacity,
     /// Anything else.
     Other,
 }
 
-/// A driver call that failed.
+/// A failed driver call.
 #[derive(Debug)]
 pub struct Failure {
     /// The call.
     pub operation: Operation,
-    /// The operation that the call was part of.
+    /// The operation that included the call.
     pub during: OperationType,
-    /// What the driver said.
+    /// The driver's status.
     pub status: Status,
-    /// What the failure leads to.
+    /// The consequence of the failure.
     pub disposition: Disposition,
-    /// The machine's own VM, which exists in spite of the failure: the VM of an initialization, or a VM that
-    /// is not initialized.
+    /// The machine's own VM, which exists despite the failure: the VM of an initialization, or an
+    /// uninitialized VM.
     pub machine: Option<cmi_driver::Machine>,
 }
 
 impl Failure {
-    /// A failure, sorted by the retry table.
+    /// Returns a failure with the disposition from the retry table.
     pub fn new(stage: Stage, status: Status) -> Self {
         Self::sorted(
             stage.operation(),
@@ -261,7 +261,7 @@ impl Failure {
         )
     }
 
-    /// Returns the failure of a driver that could not be asked for its capabilities.
+    /// Returns the failure of a driver that could not report its capabilities.
     pub fn capabilities_unknown(during: OperationType, status: Status) -> Self {
         Self::sorted(
             Operation::GetPluginCapabilities,
@@ -272,7 +272,7 @@ impl Failure {
     }
 
     fn sorted(operation: Operation, during: OperationType, disposition: Disposition, status: Status) -> Self {
-        // With any other code the VM may be another machine's, such as the one that already has the name.
+        // With any other code, the VM may belong to another machine that has the same name.
         let is_its_own = status.code() == Code::Uninitialized || operation == Operation::InitializeMachine;
         let machine = status.machine().filter(|_| is_its_own).cloned();
         Self {
@@ -284,29 +284,29 @@ impl Failure {
         }
     }
 
-    /// Whether the driver could not be reached, which says nothing about the VM.
+    /// Returns whether the driver could not be reached. This says nothing about the VM.
     pub fn is_outage(&self) -> bool {
         self.status.code().is_outage()
     }
 
-    /// Whether the call was not made because this replica is not the leader.
+    /// Returns whether the call was not made because this replica is not the leader.
     pub fn is_not_leading(&self) -> bool {
         is_not_leader(&self.status)
     }
 
-    /// Whether a create that failed like this is over, so that the back end will not carry it out later.
+    /// Returns whether a failed create is final, so the back end will not carry it out later.
     pub fn is_final_for_create(&self) -> bool {
         self.status.is_never_sent()
             || self.status.has_no_side_effects()
             || self.status.code().is_final_for_create()
     }
 
-    /// Whether the answer gives reason to ask if a VM that was up still exists.
+    /// Returns whether the answer is a reason to check that a running VM still exists.
     pub fn calls_for_look_up(&self) -> bool {
         self.disposition == Disposition::LookUp && self.during == OperationType::Update
     }
 
-    /// What may end the wait before its time.
+    /// The event that may end the wait early.
     pub fn retry_trigger(&self) -> RetryTrigger {
         match self.disposition {
             Disposition::Retry | Disposition::LookUp => RetryTrigger::Transient,
@@ -326,20 +326,19 @@ impl Failure {
         }
     }
 
-    /// The state that the driver wants back with the next call.
+    /// The driver's last known state.
     pub fn last_known_state(&self) -> Option<&LastKnownState> {
         self.status.last_known_state()
     }
 
-    /// The wait before the next try, `None` when only a change leads to one.
+    /// Returns the wait before the next attempt. `None` means that only a change leads to an attempt.
     ///
     /// # Guarantees
-    /// The delay that the driver asks for is a lower bound: it never ends the back-off of a failure that
-    /// repeats. Where the wait is otherwise a long one, since only a change from outside helps, a driver that
-    /// knows better may ask for a delay: the call is then retried with back-off, and not before the time that
-    /// the driver asked for.
+    /// The delay that the driver requests is a lower bound. It never ends the back-off of a repeated failure.
+    /// Where only an outside change helps, the wait is long by default. If the driver requests a delay there,
+    /// the call is retried with back-off, and not before the requested time.
     pub fn wait(&self, attempt: u32, jitter: f64) -> Option<Duration> {
-        // Never less than was asked for, and spread out: machines that failed together do not come back
+        // Jitter only lengthens the requested delay. It keeps machines that failed together from retrying
         // together.
         let asked = self
             .requested_delay()
@@ -355,13 +354,13 @@ impl Failure {
         }
     }
 
-    /// The wait that the driver asks for, an hour at most. A wait of zero counts as none.
+    /// The wait that the driver requests, at most an hour. Zero counts as no request.
     pub fn requested_delay(&self) -> Option<Duration> {
         retry::requested_delay(&self.status)
     }
 
-    /// Returns what an operator reads: the call, what the driver said, and how to end the wait where it is
-    /// for an operator to end it.
+    /// Returns the message for operators: the call, the driver's answer, and how to end the wait if an
+    /// operator has to.
     pub fn message(&self) -> String {
         let said = self.call_and_answer();
         if self.disposition == Disposition::AwaitCapacity && self.during == OperationType::Create {
@@ -373,14 +372,14 @@ impl Failure {
 
     fn call_and_answer(&self) -> String {
         match self.operation {
-            // The stage's name is the specification's (INI-14).
+            // The specification gives the name of the stage (INI-14).
             Operation::InitializeMachine => format!("InstanceInitialization: {}", self.status.message()),
             other => format!("{other}: {}", self.status.message()),
         }
     }
 }
 
-/// Returns the operation that a call is part of.
+/// Returns the operation that includes a call.
 const fn during(stage: Stage) -> OperationType {
     match stage {
         Stage::LookUp

@@ -1,5 +1,4 @@
-//! Decides what is done next for a machine: every rule of the contract. Pure: the plan uses no client and no
-//! driver.
+//! Decides the next action for a machine. Every rule of the contract is here. Pure: no client and no driver.
 //!
 //! [`plan`] is total: for every object and every observation there is exactly one [`Plan`].
 
@@ -46,52 +45,52 @@ use crate::api::{ObjectMetaExt as _, annotations, labels, paused_by};
 use crate::driver::{DriverState, HalfOpenReason, KnownDriver, PERMIT_WAIT, ResolveError};
 use cmi_driver::{Code, ProviderId, ProviderSpec, Status};
 
-/// Grace period before a state is reported that other controllers usually end.
+/// Grace period before reporting a state that other controllers usually end.
 const GRACE: Duration = Duration::from_mins(1);
 
-/// The observations of one reconcile, from which a plan is made.
+/// The observations of one reconcile. They are the input of a plan.
 pub struct Observed {
     /// The Machine that owns this one.
     pub owner: Owner,
-    /// The Cluster that the machine belongs to, when it exists.
+    /// The machine's Cluster, if it exists.
     pub cluster: Option<Arc<Cluster>>,
-    /// Why the Cluster's InfraCluster is not provisioned, in a word, where it says so.
+    /// Why the Cluster's InfraCluster is not provisioned, as a reason, if the InfraCluster gives one.
     pub infra_cluster: Option<String>,
-    /// The id that drivers know the Cluster by; `None` without a Cluster.
+    /// The Cluster's id at drivers. `None` without a Cluster.
     pub cluster_id: Option<String>,
-    /// What is known of the machine's driver; it may not be configured, or not for this namespace.
+    /// The state of the machine's driver. The driver may not be configured, or not for this namespace.
     pub driver: Result<DriverState, ResolveError>,
-    /// The violation of a limit that neither the API server nor the tags know.
+    /// The violation of a limit that neither the API server nor the tag check covers.
     pub violation: Option<String>,
-    /// Another InfraMachine with the providerID of this one, where a VM is to be adopted.
+    /// A conflict with another InfraMachine that has the same providerID, during an adoption.
     pub conflict: ProviderIdConflict,
-    /// The state that was remembered from earlier reconciles.
+    /// The state from earlier reconciles.
     pub state: RuntimeState,
     /// Fingerprint of everything that may change the outcome of a failed call.
     pub inputs: u64,
-    /// Which driver answered, as its connection generation; see
+    /// The driver that answered, as its connection generation. See
     /// [`cmi_driver::Driver::connection_generation`].
     pub connection_generation: u64,
     /// The wall clock.
     pub now: Timestamp,
-    /// The monotonic clock, a moment after the machine was read.
+    /// The monotonic clock, read shortly after the machine.
     pub instant: Instant,
 }
 
-/// Another InfraMachine whose providerID is the one of the VM that a machine is to adopt.
+/// Another InfraMachine that has the providerID of the VM to adopt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProviderIdConflict {
-    /// There is none.
+    /// There is no such InfraMachine.
     None,
-    /// The cache does not have the object in its current version, and may lack another one as well.
+    /// The cache does not hold the object's current version, so it may lack other objects too.
     Unknown,
-    /// There is such an InfraMachine, `<namespace>/<name>`.
+    /// The name of such an InfraMachine, `<namespace>/<name>`.
     Named(String),
 }
 
 /// The controller owner of kind Machine.
 pub enum Owner {
-    /// The machine has no owner: nothing may be written.
+    /// The machine has no owner. Nothing may be written.
     None,
     /// The owner reference names a Machine that is not in the cache.
     Missing,
@@ -99,7 +98,7 @@ pub enum Owner {
     Found(Arc<Machine>),
 }
 
-/// Decides what has to be done for a machine.
+/// Decides the next action for a machine.
 pub fn plan(machine: &InfraMachine, observed: &Observed) -> Plan {
     if machine.metadata.deletion_timestamp.is_some() {
         plan_deletion(machine, observed)
@@ -120,7 +119,7 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
         }
         Owner::Found(owner) => owner,
     };
-    // Before any other message: an operator who paused the machine looks for this one.
+    // Checked before all other waits, because an operator who paused the machine expects this message.
     if let Some(block) = paused(machine, observed.cluster.as_deref()) {
         return Outcome::Blocked(block).into();
     }
@@ -165,7 +164,7 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
         return blocked(None, conditions::READY, reason::NOT_REFERENCED, message);
     }
     let bootstrap = match bootstrap_of(owner, cluster, observed.infra_cluster.as_deref()) {
-        // A VM that exists needs no bootstrap data.
+        // An existing VM needs no bootstrap data.
         _ if record.state.is_known() || adoption != Adoption::None => None,
         Ok(name) => Some(name.to_owned()),
         Err((reason, message)) => {
@@ -175,14 +174,14 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
     };
     let driver = match &observed.driver {
         Ok(DriverState::Known(driver)) => driver,
-        // Nothing is known that could take the refusal back.
+        // The driver's state is unknown, so nothing can revoke the refusal.
         Ok(DriverState::Unknown(_)) if is_refused_uncalled(machine) => {
             return Outcome::Waiting(Some(PERMIT_WAIT)).into();
         }
         Ok(DriverState::Unknown(status)) => return capabilities_unknown(OperationType::Create, status),
         Ok(DriverState::Pending) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
         Err(unresolved) => {
-            // A VM that is not confirmed yet has no identity.
+            // An adopting machine gets no record until the driver confirms the VM.
             let record = if_missing(machine, record);
             return no_driver(machine, record.filter(|_| adoption == Adoption::None), unresolved);
         }
@@ -201,13 +200,13 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
             requeue_after: None,
         }
         .into(),
-        // The driver is asked anew first; a machine that waits for that is woken.
+        // The driver's capabilities are queried first, and the machine is woken by the answer.
         (Some(_), Err(_)) => Outcome::Waiting(Some(PERMIT_WAIT)).into(),
     }
 }
 
-/// Plans a machine that no Machine owns. Nothing is reported at once: Cluster API creates the object first
-/// and then the Machine that owns it, and a move or a restore puts the objects back one after the other.
+/// Plans a machine without an owner Machine. The report waits for a grace period: Cluster API creates the
+/// object before its Machine, and a move or a restore creates the objects in sequence.
 fn plan_unowned(machine: &InfraMachine, observed: &Observed, why: &str) -> Plan {
     if let Some(left) = grace_left(machine, observed.now) {
         return Outcome::Requeue(left).into();
@@ -216,7 +215,7 @@ fn plan_unowned(machine: &InfraMachine, observed: &Observed, why: &str) -> Plan 
     if let Some(name) = cluster_name(&machine.metadata).filter(|_| observed.cluster.is_none()) {
         message = format!("{message}; {}", cluster_is_missing(name));
     }
-    // Nothing else is written of a paused machine. clusterctl moves it with the rest, and waits for it.
+    // A paused machine gets no other write. clusterctl moves it with the Cluster, and waits for it.
     if let Some(paused) = paused(machine, observed.cluster.as_deref()) {
         return Outcome::Blocked(Blocked {
             message: format!("{}; also, {message}", paused.message),
@@ -232,7 +231,7 @@ fn plan_unowned(machine: &InfraMachine, observed: &Observed, why: &str) -> Plan 
     .into()
 }
 
-/// Plans a machine whose Machine exists, but not the Cluster of that Machine.
+/// Plans a machine whose owner Machine exists and whose Cluster does not.
 fn plan_without_cluster(machine: &InfraMachine, observed: &Observed, owner: &Machine) -> Plan {
     if let Some(left) = grace_left(machine, observed.now) {
         return Outcome::Requeue(left).into();
@@ -253,8 +252,8 @@ fn cluster_is_missing(name: &str) -> String {
     format!("Cluster `{name}` does not exist")
 }
 
-/// Returns the condition that says why a machine is not looked after. Where the VM is up, this says nothing
-/// about the VM, so `Ready` stays.
+/// Returns the condition that shows why a machine is not reconciled. For a running VM, `Ready` stays, because
+/// the reason says nothing about the VM.
 fn condition_unattended(machine: &InfraMachine) -> &'static str {
     if machine.is_provisioned() {
         conditions::VIRTUAL_MACHINE_UP_TO_DATE
@@ -268,8 +267,8 @@ fn grace_left(machine: &InfraMachine, now: Timestamp) -> Option<Duration> {
     remaining(created.0, GRACE, now)
 }
 
-/// Says what does not happen for a machine that can't be looked after. Whether a VM may exist is a different
-/// matter from whether the machine was ever provisioned.
+/// Describes the effects when a machine can't be reconciled. A VM may exist even if the machine was never
+/// provisioned.
 fn what_is_left_undone(machine: &InfraMachine) -> &'static str {
     if machine.is_provisioned() {
         "its VM is not touched, and spec changes have no effect"
@@ -280,7 +279,7 @@ fn what_is_left_undone(machine: &InfraMachine) -> &'static str {
     }
 }
 
-/// Plans a machine whose record says nothing of its own VM: no driver is called.
+/// Plans a machine whose record is invalid. No driver is called.
 fn plan_invalid_record(machine: &InfraMachine, invalid: &InvalidRecord) -> Plan {
     let remedy = if machine.metadata.deletion_timestamp.is_some() {
         format!(
@@ -300,19 +299,19 @@ fn plan_invalid_record(machine: &InfraMachine, invalid: &InvalidRecord) -> Plan 
     )
 }
 
-/// Returns the record, where the machine lacks finalizer or record.
+/// Returns the record if the machine lacks its finalizer or record.
 fn if_missing(machine: &InfraMachine, record: VmRecord) -> Option<Box<VmRecord>> {
     (!is_identified(machine) || !has_finalizer(machine)).then(|| Box::new(record))
 }
 
-/// Whether the machine has a record. The identity of a machine without one is its UID.
+/// Returns whether the machine has a record. Without a record, the identity of a machine is its UID.
 fn is_identified(machine: &InfraMachine) -> bool {
     identity::annotation(machine, annotations::VM_RECORD).is_some()
 }
 
-/// Says what the owner refers to instead of this machine, if it does: a Machine has one VM. Cluster API
-/// creates a Machine with its reference, and then sets the owner reference of the object that is referred to,
-/// so there is no moment at which the reference is yet to come.
+/// Returns a message if the owner references a different object: a Machine has one VM. Cluster API creates a
+/// Machine with this reference, and sets the owner reference of the referenced object later. The reference is
+/// therefore never late.
 fn refers_to_another(machine: &InfraMachine, owner: &Machine) -> Option<String> {
     let referred = &owner.spec.infrastructure_ref;
     let is_this = referred.is_to::<InfraMachine>() && Some(&referred.name) == machine.metadata.name.as_ref();
@@ -326,8 +325,8 @@ fn refers_to_another(machine: &InfraMachine, owner: &Machine) -> Option<String> 
     })
 }
 
-/// Plans a machine whose failureReason is set: nothing is tried before the spec changes. A `Paused` condition
-/// is taken back all the same.
+/// Plans a machine whose failureReason is set. Nothing is tried until the spec changes. A `Paused` condition
+/// is still reset.
 fn plan_failed(machine: &InfraMachine) -> Plan {
     let shown = machine.status.as_ref().map(|status| status.conditions.as_slice());
     if conditions::is_true(shown.unwrap_or_default(), conditions::PAUSED) {
@@ -336,8 +335,8 @@ fn plan_failed(machine: &InfraMachine) -> Plan {
     Outcome::NoOp("failureReason is set: no retry until the spec changes").into()
 }
 
-/// Returns the Secret with the bootstrap data, once a VM may be made; else the reason to wait, and its
-/// message.
+/// Returns the Secret with the bootstrap data once a VM may be created. Otherwise returns the reason to wait
+/// and its message.
 fn bootstrap_of<'a>(
     owner: &'a Machine,
     cluster: &Cluster,
@@ -357,8 +356,8 @@ fn bootstrap_of<'a>(
     })
 }
 
-/// Says which object a machine waits for, and why that one is not ready, in a word: its message may change at
-/// each try, and a fleet waits for it.
+/// Names the object that a machine waits for and the reason why that object is not ready. Leaves out the
+/// message of that object, because it may change at each attempt while a fleet waits.
 fn infrastructure_is_missing(cluster: &Cluster, why_not: Option<&str>) -> String {
     let Some(infra) = &cluster.spec.infrastructure_ref else {
         return "waiting for spec.infrastructureRef of the Cluster: it is not set".to_owned();
@@ -401,8 +400,8 @@ fn plan_provisioning(
     .into()
 }
 
-/// Whether the back end may still carry out a create that was issued before: the create has no answer, and is
-/// not too old.
+/// Returns whether the back end may still carry out an earlier create. That create has no answer and is
+/// recent enough.
 fn may_be_carried_out(state: VmState, observed: &Observed, driver: &KnownDriver) -> bool {
     let VmState::Creating { issued, several } = state else {
         return false;
@@ -410,7 +409,7 @@ fn may_be_carried_out(state: VmState, observed: &Observed, driver: &KnownDriver)
     let longest = driver
         .create_given_up_after
         .saturating_add(driver.create_settle_time);
-    // A create that is in the future, because a clock was set back, is not too old.
+    // A create in the future, after a clock was set back, still counts.
     let is_too_old = elapsed(issued, observed.now).is_some_and(|elapsed| elapsed >= longest);
     let is_answered = !several && observed.state.answered == Some(issued);
     !is_too_old && !is_answered
@@ -425,7 +424,7 @@ fn made_from(machine: &InfraMachine, driver: &KnownDriver, provider_spec: Provid
     }
 }
 
-/// Plans a machine whose VM the driver has confirmed: no other VM is ever made for it.
+/// Plans a machine with a confirmed VM. No other VM is ever created for it.
 fn plan_known(
     machine: &InfraMachine,
     observed: &Observed,
@@ -450,8 +449,8 @@ fn plan_known(
     .into()
 }
 
-/// Returns why a create may be let through although capacity was exhausted. Nothing is recalled of a create
-/// that was cut short and not refused since.
+/// Returns why a create may be let through although capacity was exhausted. A create that was interrupted and
+/// not refused since then gives no reason.
 fn half_open_reason(machine: &InfraMachine, observed: &Observed) -> HalfOpenReason {
     let retry = observed.state.retry.as_ref();
     let status = machine.status.as_ref();
@@ -508,21 +507,21 @@ fn capabilities_unknown(during: OperationType, status: &Status) -> Plan {
     Outcome::Failed(Box::new(Failure::capabilities_unknown(during, status))).into()
 }
 
-/// Returns the condition that says why no driver is called.
+/// Returns the condition that shows why no driver is called.
 fn condition_without_calls(machine: &InfraMachine) -> &'static str {
     if machine.metadata.deletion_timestamp.is_some() {
         conditions::DELETING
     } else if machine.is_provisioned() {
-        // The condition says nothing about the VM, so Ready stays: a MachineHealthCheck would delete the
-        // machine.
+        // The condition says nothing about the VM, so Ready stays. Otherwise, a MachineHealthCheck would
+        // delete the machine.
         conditions::DRIVER_REACHABLE
     } else {
         conditions::READY
     }
 }
 
-/// Returns what is done in place of a plan while identities may be forged. A VM that is up and well stays as
-/// it is, and nothing is written about it: otherwise the whole fleet would be written.
+/// Returns the replacement for a plan while identities may be forged. A healthy running VM is left alone and
+/// its status is not written. Otherwise, the status of the whole fleet would be written.
 pub fn not_in_force(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
     match plan {
         Plan::Execute(Step::Refresh(_) | Step::Update(_)) => {
@@ -549,11 +548,11 @@ fn foreign_provider_id(machine: &InfraMachine) -> String {
     )
 }
 
-/// Says what paused the machine, if it is paused (row "Pausing" of the contract).
+/// Returns the wait of a paused machine, with the object that paused it (row "Pausing" of the contract).
 fn paused(machine: &InfraMachine, cluster: Option<&Cluster>) -> Option<Blocked> {
     let message = paused_by(machine, cluster.is_some_and(Cluster::is_paused))?;
     Some(Blocked {
-        // clusterctl pauses a Cluster before it moves it, and then waits.
+        // clusterctl pauses a Cluster before it moves it, and then waits for each machine.
         unblocks_move: identity::blocks_move(&machine.metadata),
         ..Blocked::new(conditions::PAUSED, reason::PAUSED, message)
     })
@@ -594,9 +593,9 @@ fn role_of(owner: &Machine) -> Role {
     }
 }
 
-/// Whether an earlier attempt failed for good with the current spec (step 2 of the normal resource). A
-/// refusal for which no driver was called is decided anew each time: it follows from what the driver says of
-/// itself, which may change.
+/// Returns whether an earlier attempt failed terminally with the current spec (step 2 of the normal
+/// resource). A refusal without a driver call is decided again each time, because it follows from the
+/// driver's capabilities, which may change.
 fn has_failed_for_good(machine: &InfraMachine) -> bool {
     machine.status.as_ref().is_some_and(|status| {
         (status.failure_reason.is_some() || status.failure_message.is_some())
@@ -604,8 +603,7 @@ fn has_failed_for_good(machine: &InfraMachine) -> bool {
     }) && !is_refused_uncalled(machine)
 }
 
-/// Whether the failure that the status shows is a refusal for which no driver was called; see
-/// [`super::status`], which writes it.
+/// Returns whether the status shows a refusal without a driver call. [`super::status`] writes such refusals.
 pub fn is_refused_uncalled(machine: &InfraMachine) -> bool {
     machine.status.as_ref().is_some_and(|status| {
         status.failure_reason.is_some()
@@ -618,7 +616,7 @@ pub fn is_refused_uncalled(machine: &InfraMachine) -> bool {
     })
 }
 
-/// Returns the id of the VM that exists, or existed.
+/// Returns the id of the VM, which may no longer exist.
 fn known_provider_id(machine: &InfraMachine) -> Option<ProviderId> {
     machine.spec.provider_id.as_deref()?.parse().ok()
 }

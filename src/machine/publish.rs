@@ -1,4 +1,4 @@
-//! Records and writes the outcome of a plan, and publishes events of it.
+//! Records and writes the outcome of a plan, and publishes its events.
 
 pub mod events;
 pub mod log;
@@ -25,7 +25,7 @@ use crate::apiserver::Error;
 use crate::reconcile::Action;
 use cmi_driver::{Operation, PowerState};
 
-/// Records the outcome and writes it.
+/// Records and writes the outcome.
 pub async fn publish(
     ctx: &Context,
     before: &InfraMachine,
@@ -34,15 +34,15 @@ pub async fn publish(
     outcome: Outcome,
 ) -> Result<Action, Error> {
     let outcome = Arc::new(outcome);
-    // Before any write, since a write may fail: the call was made, and is not repeated before its time.
+    // Recorded before any write, because a write may fail, and the call must not be repeated early.
     let timing = record_failure(ctx, before, gathered, &outcome, Some(&outcome));
     hint(ctx, object.uid(), gathered, &outcome);
     write(ctx, before, object, gathered, &outcome, timing).await?;
     Ok(timing.wait.map_or_else(Action::await_change, Action::requeue))
 }
 
-/// Records a failed outcome as a failure. `unpublished` is what a later reconcile has to publish, should this
-/// one fail to.
+/// Records a failed outcome. `unpublished` is the outcome for a later reconcile to publish if this reconcile
+/// fails to.
 pub fn record_failure(
     ctx: &Context,
     before: &InfraMachine,
@@ -65,8 +65,8 @@ pub fn record_failure(
     }
 }
 
-/// Writes the outcome, on every path: the providerID before the status, and the finalizer is removed only
-/// when the VM is gone.
+/// Writes the outcome. The providerID is written before the status. The finalizer is removed only when the VM
+/// is gone.
 pub async fn write(
     ctx: &Context,
     before: &InfraMachine,
@@ -106,7 +106,7 @@ pub async fn write(
     Ok(())
 }
 
-/// Returns the VM that an outcome is about, when its id may be new.
+/// Returns the VM of an outcome if its id may be new.
 fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a cmi_driver::Machine> {
     let vm = match outcome {
         Outcome::Provisioned(vm) => Some(vm.as_ref()),
@@ -117,13 +117,13 @@ fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a cmi_d
     vm.filter(|vm| known.is_none_or(|known| known == vm.provider_id.as_str()))
 }
 
-/// Returns when to requeue the machine, if nothing changes before.
+/// Returns when to requeue the machine if nothing changes earlier.
 fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Duration> {
     let uid = before.metadata.uid();
     match outcome {
         Outcome::Blocked(block) => block.requeue_after,
         Outcome::Failed(failure) => failure.wait(attempts, jitter(uid, attempts)),
-        // Secrets are not watched; one that is missing is often only late.
+        // Secrets are not watched. A missing Secret is often only late.
         Outcome::NoSecrets { .. } => Some(retry::backoff(attempts, jitter(uid, attempts))),
         Outcome::Requeue(requeue_after)
         | Outcome::Absent { requeue_after }
@@ -136,10 +136,10 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
         Outcome::Provisioned(vm) if vm.power_state == Some(PowerState::Starting) => {
             Some(settling_poll_interval(before, wall_clock::now()))
         }
-        // The VM was looked up before anything else; whatever else there is to do comes now.
+        // The look-up came first, and the remaining steps follow now.
         Outcome::Provisioned(_) if before.is_provisioned() => Some(Duration::ZERO),
-        // After a move, the VM may lack a part of the spec, and after an adoption the tag of its machine. The
-        // watch may not show any write of this reconcile.
+        // After a move, the VM may lack a part of the spec. After an adoption, it may lack its machine's tag.
+        // The watch may show none of this reconcile's writes.
         Outcome::Provisioned(_) if before.spec.provider_id.is_some() => Some(Duration::ZERO),
         Outcome::Updated if is_unsettled(before) => Some(Duration::ZERO),
         Outcome::NoOp(_)
@@ -152,14 +152,14 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
     }
 }
 
-/// Returns when a failed call may be retried; `None` where there is nothing to wait for.
+/// Returns when a failed call may be retried. Returns `None` if there is no wait.
 fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<Duration>) -> Option<Retry> {
     let (attempts, trigger) = match outcome {
         Outcome::Failed(failure) => (attempts, failure.retry_trigger()),
         Outcome::NoSecrets { .. } | Outcome::NotSupported(_) => (attempts, RetryTrigger::Other),
         // The driver was not called.
         Outcome::AwaitingCapacity { .. } => (attempts.saturating_sub(1), RetryTrigger::Capacity),
-        // Every variant by name: a forgotten one would have no back-off.
+        // Lists every variant by name, because a forgotten variant would have no back-off.
         Outcome::NoOp(_)
         | Outcome::Requeue(_)
         | Outcome::Blocked(_)
@@ -191,7 +191,7 @@ fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<
     })
 }
 
-/// Requests a look-up of the VM, where the answer gives reason to.
+/// Requests a look-up of the VM if the answer is a reason to.
 fn hint(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome) {
     if let Outcome::Failed(failure) = outcome
         && failure.calls_for_look_up()
@@ -201,7 +201,7 @@ fn hint(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome) {
     }
 }
 
-/// Records in the runtime state what holds once the status says it.
+/// Updates the runtime state after the status was written.
 fn record_published(
     ctx: &Context,
     uid: &str,
@@ -222,9 +222,9 @@ fn record_published(
         Outcome::UpToDate { .. } if !gathered.can_ask() => {
             ctx.states.drop_signal(uid, gathered.hint());
         }
-        // What lists said before a pause is old when it ends.
+        // After a pause, list results from before it are stale.
         Outcome::Blocked(block) if block.condition == conditions::PAUSED => ctx.states.drop_list_hint(uid),
-        // The VM exists: the question is answered, and no better answer can be had.
+        // The VM exists. This answers the hint, and the driver has no better answer.
         Outcome::NotSupported(Operation::InitializeMachine) => {
             ctx.states.drop_signal(uid, gathered.hint());
             ctx.states.drop_list_hint(uid);

@@ -1,5 +1,5 @@
-//! The state of a machine that the controller keeps between reconciles. It may be lost: that costs a call or
-//! an event, or restarts a wait, and never costs a VM.
+//! The state of a machine that the controller keeps between reconciles. Losing this state may cost a call or
+//! an event, or restart a wait. It never costs a VM.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -22,66 +22,64 @@ mod tests;
 #[derive(Debug, Default)]
 pub struct RuntimeStates {
     machines: Mutex<HashMap<String, RuntimeState>>,
-    /// The number of hints so far, of all machines.
+    /// The number of hints for all machines since the start.
     hints: AtomicU64,
 }
 
 /// The state of one machine.
 #[derive(Clone, Debug, Default)]
 pub struct RuntimeState {
-    /// The object as our last write returned it, while the cache is still behind.
+    /// The object from our last write, while the cache is stale.
     pub written: Option<Arc<InfraMachine>>,
     /// When the driver may be called again, and why not before.
     pub retry: Option<Retry>,
-    /// Since when the driver has been saying that there is no VM.
+    /// Since when the driver has reported no VM.
     pub absent_since: Option<Instant>,
-    /// How many reconciles in a row could not be finished.
+    /// The number of consecutive reconciles that failed with an error.
     pub errors: u32,
-    /// Until when a VM that is not settled is left alone.
+    /// Until when an unsettled VM is not polled.
     pub settle_until: Option<Instant>,
-    /// The reason to believe that the VM changed: the next reconcile asks the driver, if the driver can be
-    /// asked.
+    /// Why the VM may have changed. The next reconcile queries the driver if possible.
     pub hint: Option<LookUpHint>,
-    /// Whether the hint has come since the last failure: it does not wait for what failed before it.
+    /// Whether the hint came after the last failure. Then it does not wait for the retry of that failure.
     pub hint_is_new: bool,
-    /// The number of the newest hint: only a call that began after the hint answers it.
+    /// The number of the newest hint. Only a call that started after a hint answers it.
     pub hint_number: u64,
-    /// When the last create of this process was issued whose answer is known: the back end will not carry it
-    /// out later.
+    /// When the latest answered create of this process was issued. The back end will not carry out this
+    /// create later.
     pub answered: Option<Timestamp>,
-    /// How often in a row this process failed to have the guest shut down, counting the calls that may have
-    /// reached the driver.
+    /// The number of consecutive failures of this process to shut the guest down. Counts only calls that may
+    /// have reached the driver.
     pub failed_shut_downs: u32,
-    /// Whether there may be capacity, where the signal came before the wait for it: the reconcile that is
-    /// about to wait has not ended yet.
+    /// Whether a capacity signal came before its wait. The reconcile that starts this wait is still running.
     pub woken: bool,
 }
 
-/// The reason to believe that a VM changed.
+/// Why a VM may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LookUpHint {
     /// A signal, such as a Node that went silent. The driver's look-up decides.
     Signal,
-    /// The driver's lists lack the VM: a driver that can't look up says no more than this.
+    /// The driver's lists lack the VM. A driver that can't look up gives no other evidence.
     Missing,
-    /// The driver's list has the VM again, after it was found to be gone.
+    /// The driver's list has the VM again after it was reported as gone.
     Back,
 }
 
 /// A wait after a failure.
 #[derive(Clone, Debug)]
 pub struct Retry {
-    /// Failures in a row; zero when the cause of the failures is over, or when there was no failure and the
-    /// machine waits for capacity.
+    /// The number of consecutive failures. Zero if the cause of the failures has ended, or if the machine
+    /// waits for capacity without a failure.
     pub attempts: u32,
-    /// What may end the wait before its time.
+    /// The event that may end the wait early.
     pub trigger: RetryTrigger,
-    /// What has to come before the next call.
+    /// The condition for the next call.
     pub until: RetryCondition,
-    /// The fingerprint of the inputs at the time of the failure; when the inputs differ, there is no wait.
+    /// The fingerprint of the inputs at the time of the failure. A different fingerprint ends the wait.
     pub inputs: u64,
-    /// The failure, until it is published: the call is not repeated before its time, so nothing else would
-    /// report it.
+    /// The failure, until it is published. The call is not repeated early, so nothing else would report the
+    /// failure.
     pub unpublished: Option<Arc<Outcome>>,
 }
 
@@ -90,14 +88,14 @@ pub struct Retry {
 pub enum RetryCondition {
     /// A time.
     Time(Instant),
-    /// Another driver than this one, which does not offer a call (CMI-37).
+    /// A change from this driver, which does not support a call (CMI-37).
     AnotherDriver(UnimplementedCall),
 }
 
-/// A driver's answer that it does not offer a call.
+/// A driver's answer that it does not support a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnimplementedCall {
-    /// Which driver answered, as its connection generation; see
+    /// The driver that answered, as its connection generation. See
     /// [`cmi_driver::Driver::connection_generation`].
     pub connection_generation: u64,
     /// The call.
@@ -105,7 +103,7 @@ pub struct UnimplementedCall {
 }
 
 impl RuntimeState {
-    /// Forgets the hint, unless it is newer than the one of this number.
+    /// Drops the hint, unless it is newer than the given number.
     fn clear_hint(&mut self, number: u64) {
         if self.hint_number == number {
             self.hint = None;
@@ -125,7 +123,7 @@ impl RuntimeState {
         }
     }
 
-    /// Ends a wait with this trigger: the call is retried now, and earlier failures no longer count. Returns
+    /// Ends a wait with this trigger. The call is retried now, and earlier failures no longer count. Returns
     /// whether there was such a wait.
     fn end_wait(&mut self, trigger: RetryTrigger) -> bool {
         let now = Instant::now();
@@ -174,8 +172,8 @@ impl RuntimeStates {
         change(machines.entry(uid.to_owned()).or_default())
     }
 
-    /// As [`RuntimeStates::with`], but only for a machine with an entry: a change that only forgets must not
-    /// add an entry, least of all for an object that is gone.
+    /// Like [`RuntimeStates::with`], but only for a machine with an entry. A change that only removes data
+    /// must not add an entry, especially for a deleted object.
     fn with_known(&self, uid: &str, change: impl FnOnce(&mut RuntimeState)) {
         let mut machines = self.machines.lock();
         if let Some(known) = machines.get_mut(uid) {
@@ -188,8 +186,7 @@ impl RuntimeStates {
         self.machines.lock().get(uid).cloned().unwrap_or_default()
     }
 
-    /// As [`RuntimeStates::get`]. If the state holds no wait, it keeps the one that `restore` returns from
-    /// now on.
+    /// Like [`RuntimeStates::get`], but a state without a wait takes over the wait from `restore`.
     pub fn get_or_restore(&self, uid: &str, restore: impl FnOnce() -> Option<Retry>) -> RuntimeState {
         let known = self.get(uid);
         if known.retry.is_some() {
@@ -204,29 +201,28 @@ impl RuntimeStates {
         }
     }
 
-    /// Forgets a machine that is gone.
+    /// Drops the state of a deleted machine.
     pub fn forget(&self, uid: &str) {
         self.machines.lock().remove(uid);
     }
 
-    /// Drops the state of all machines but these: no event reports those that were deleted while no watch
-    /// ran. What an earlier leadership knew is dropped as a whole.
+    /// Drops the state of all other machines. No event reports machines that were deleted while no watch was
+    /// running. The state of an earlier leadership is dropped as a whole.
     pub fn forget_all_but(&self, is_there: impl Fn(&str) -> bool) {
         self.machines.lock().retain(|uid, _| is_there(uid));
     }
 
-    /// Remembers the object that a write returned, so that a cache that lags behind our own writes is not
-    /// believed.
+    /// Stores the object that a write returned, so that a stale cache is not used.
     pub fn record_write(&self, uid: &str, machine: Arc<InfraMachine>) {
         self.with(uid, |known| known.written = Some(machine));
     }
 
-    /// Returns the newer of the version in the cache and the version that we wrote. `cached` reads the cache,
-    /// and may take its time.
+    /// Returns the newer of the cached version and our own written version. `cached` reads the cache, and may
+    /// be slow.
     ///
-    /// The written version is read first: it is dropped once the cache has the object, so the cache that is
-    /// read afterwards is at least as new. The other way round, a version that is dropped in between would
-    /// leave the older one from the cache.
+    /// The written version is read first. It is dropped once the cache has the object, so a later read of the
+    /// cache is at least as new. In the opposite order, a drop between both reads would leave only the older
+    /// cached version.
     pub fn newest(&self, uid: &str, cached: impl FnOnce() -> Arc<InfraMachine>) -> Arc<InfraMachine> {
         let written = self.get(uid).written;
         let cached = cached();
@@ -239,8 +235,7 @@ impl RuntimeStates {
         }
     }
 
-    /// Records that the cache holds this version: our own write need not be kept beside it any longer, nor an
-    /// entry that says nothing.
+    /// Records that the cache holds this version. Drops our own write, and an entry that becomes empty.
     pub fn caught_up(&self, uid: &str, cached: &InfraMachine) {
         let mut machines = self.machines.lock();
         let Some(known) = machines.get_mut(uid) else {
@@ -258,14 +253,14 @@ impl RuntimeStates {
         }
     }
 
-    /// Records that a reconcile was finished.
+    /// Records that a reconcile has finished.
     pub fn clear_errors(&self, uid: &str) {
         self.with_known(uid, |known| known.errors = 0);
     }
 
-    /// Remembers a failure. The failure breaks off an absence: an absence that was not seen over the whole
-    /// window is not confirmed. A hint stays, and waits with everything else for the next try, unless it came
-    /// after the call began; `hint` is the number of the newest hint at that time.
+    /// Records a failure. It ends an absence, because an absence must be seen over the whole window. A hint
+    /// stays and waits for the retry, unless it came after the start of the call. `hint` is the number of the
+    /// newest hint at that start.
     pub fn failed(&self, uid: &str, hint: u64, mut retry: Retry) {
         self.with(uid, |known| {
             if std::mem::take(&mut known.woken) && retry.trigger == RetryTrigger::Capacity {
@@ -277,21 +272,21 @@ impl RuntimeStates {
         });
     }
 
-    /// Signals that there may be capacity for a machine that waits for it, or is about to.
+    /// Signals possible capacity to a machine that waits for it or is about to.
     pub fn signal_capacity(&self, uid: &str) {
         self.with(uid, |known| {
             known.woken = !known.end_wait(RetryTrigger::Capacity);
         });
     }
 
-    /// Ends the wait of a machine for a transient failure to pass.
+    /// Ends a machine's wait after a transient failure.
     pub fn end_transient_wait(&self, uid: &str) {
         self.with_known(uid, |known| {
             known.end_wait(RetryTrigger::Transient);
         });
     }
 
-    /// Returns the machines that wait for a transient failure to pass, each by the number of its UID.
+    /// Returns the machines that wait after a transient failure, as numbers derived from their UIDs.
     pub fn waiting_for_transient(&self, number: impl Fn(&str) -> u64) -> HashSet<u64> {
         let now = Instant::now();
         let machines = self.machines.lock();
@@ -313,9 +308,9 @@ impl RuntimeStates {
         });
     }
 
-    /// Records that nothing is open about the VM: forgets failures, absence and settling, and the hint,
-    /// unless another hint has come since the call began; `hint` is the number of the newest hint at that
-    /// time.
+    /// Records that nothing is pending for the VM. Drops failures, absence and settling. Drops the hint too,
+    /// unless another hint came after the start of the call. `hint` is the number of the newest hint at that
+    /// start.
     pub fn succeeded(&self, uid: &str, hint: u64) {
         self.with_known(uid, |known| {
             known.retry = None;
@@ -326,12 +321,12 @@ impl RuntimeStates {
         });
     }
 
-    /// Records that the create that was issued at this time is over.
+    /// Records that the create with this time has ended.
     pub fn answered(&self, uid: &str, issued: Timestamp) {
         self.with(uid, |known| known.answered = Some(issued));
     }
 
-    /// Counts a failure to ask the guest to stop.
+    /// Counts a failed shutdown request.
     pub fn shut_down_failed(&self, uid: &str) {
         self.with(uid, |known| {
             known.failed_shut_downs = known.failed_shut_downs.saturating_add(1);
@@ -343,26 +338,25 @@ impl RuntimeStates {
         self.with_known(uid, |known| known.failed_shut_downs = 0);
     }
 
-    /// Returns for how long the driver has been saying that there is no VM, starting now if this is the first
-    /// time.
+    /// Returns how long the driver has reported no VM. The first report starts this time.
     pub fn absent_for(&self, uid: &str, now: Instant) -> Duration {
         self.with(uid, |known| {
             now.saturating_duration_since(*known.absent_since.get_or_insert(now))
         })
     }
 
-    /// Records that the VM was seen, or may exist again: an earlier absence no longer counts.
+    /// Records that the VM was seen or may exist again. This ends an absence.
     pub fn clear_absence(&self, uid: &str) {
         self.with_known(uid, |known| known.absent_since = None);
     }
 
-    /// Leaves a VM that is not settled alone for a while.
+    /// Stops polling an unsettled VM until the given time.
     pub fn settle(&self, uid: &str, until: Instant) {
         self.with(uid, |known| known.settle_until = Some(until));
     }
 
-    /// Makes the next reconcile ask the driver, whatever failed before. A signal does not replace what lists
-    /// say.
+    /// Makes the next reconcile query the driver despite earlier failures. A signal does not replace the
+    /// evidence from lists.
     pub fn hint(&self, uid: &str, hint: LookUpHint) {
         let number = self.hints.fetch_add(1, Ordering::Relaxed) + 1;
         self.with(uid, |known| {
@@ -375,15 +369,14 @@ impl RuntimeStates {
         });
     }
 
-    /// Drops what lists said, because they no longer say it, or because it is too old to be believed. This
-    /// breaks off an absence, which would not be confirmed any further; the next absence must not be taken
-    /// for a continuation of this one.
+    /// Drops the evidence from lists when lists have changed or the evidence is too old. This also ends an
+    /// absence, which lists no longer confirm. The next absence must start from zero.
     pub fn drop_list_hint(&self, uid: &str) {
         self.with_known(uid, RuntimeState::drop_list_hint);
     }
 
-    /// Does the same for all machines, by UID, that a list has confirmed. A fleet has a list for each class,
-    /// and next to none of its machines has such a hint, so the hint is checked first.
+    /// Like [`Self::drop_list_hint`], for all machines that a list has confirmed, by UID. A fleet has a list
+    /// for each class, and very few machines have such a hint, so the hint is checked first.
     pub fn drop_list_hints(&self, is_confirmed: impl Fn(&str) -> bool) {
         let mut machines = self.machines.lock();
         let confirmed = machines
@@ -392,9 +385,8 @@ impl RuntimeStates {
         confirmed.for_each(|(_, known)| known.drop_list_hint());
     }
 
-    /// Forgets answers to creates that were issued so long ago that nothing depends on them any more, and the
-    /// entries of machines that are up and at rest, which are empty then. A process that starts has none of
-    /// them either.
+    /// Drops answers to creates that are too old to matter, and empty entries of idle machines. A new process
+    /// has neither of them.
     pub fn forget_answered_before(&self, time: Timestamp) {
         let mut machines = self.machines.lock();
         machines.retain(|_, known| {
@@ -405,8 +397,7 @@ impl RuntimeStates {
         machines.shrink_to(2 * kept);
     }
 
-    /// Drops a signal that the driver can't be asked about, unless it is newer than the hint of the number
-    /// `hint`.
+    /// Drops a signal that the driver can't answer, unless it is newer than the hint number `hint`.
     pub fn drop_signal(&self, uid: &str, hint: u64) {
         self.with_known(uid, |known| {
             if known.hint == Some(LookUpHint::Signal) {
@@ -429,8 +420,8 @@ impl FailureCounts for RuntimeStates {
     }
 }
 
-/// Whether `a` is a later version of the object than `b`. Resource versions of one kind are comparable
-/// numbers; a version that is no number is never taken for newer.
+/// Returns whether `a` is a later version of the object than `b`. Resource versions of one kind are
+/// comparable numbers. A version that is not a number never counts as newer.
 fn is_newer(a: &InfraMachine, b: &InfraMachine) -> bool {
     let version = |machine: &InfraMachine| machine.metadata.resource_version.as_ref()?.parse::<u64>().ok();
     matches!((version(a), version(b)), (Some(a), Some(b)) if a > b)

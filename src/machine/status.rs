@@ -1,4 +1,4 @@
-//! The status that an outcome leads to. Pure.
+//! Computes the status from an outcome. Pure.
 
 use std::time::Duration;
 
@@ -30,12 +30,12 @@ mod tests;
 
 pub use in_progress::in_progress;
 
-/// The most addresses that Cluster API accepts.
+/// Cluster API's limit for the number of addresses.
 const MAX_ADDRESSES: usize = 256;
 
-/// The longest name of a Node.
+/// The maximum length of a Node name.
 const MAX_NODE_NAME: usize = 253;
-/// The longest name of a failure domain that Cluster API accepts.
+/// Cluster API's maximum length of a failure domain.
 const MAX_FAILURE_DOMAIN: usize = 256;
 
 /// The time of an outcome, its attempts, and the wait that follows.
@@ -43,20 +43,20 @@ const MAX_FAILURE_DOMAIN: usize = 256;
 pub struct RetryTiming {
     /// Now.
     pub now: Timestamp,
-    /// Failures in a row, this one included.
+    /// Consecutive failures, including this failure.
     pub attempts: u32,
-    /// The wait before the next try, if there is one.
+    /// The wait before the next attempt, if any.
     pub wait: Option<Duration>,
 }
 
-/// Whether `clusterctl move` takes the Secret with the credentials along.
+/// Whether `clusterctl move` moves the Secret with the credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SecretMovability {
     /// The Secret was not read.
     Unread,
-    /// The Secret is taken along, or there is none.
+    /// The Secret is moved, or the machine has no Secret.
     Movable,
-    /// The Secret of this name is left behind.
+    /// The Secret with this name is not moved.
     LeftBehind(String),
 }
 
@@ -65,14 +65,13 @@ struct Draft<'a> {
     machine: &'a InfraMachine,
     status: InfraMachineStatus,
     now: Timestamp,
-    /// Whether a failure that is shown already is noted again, with its time and its attempts.
+    /// Whether a repeated failure is written again, with its time and number of attempts.
     notes_repeats: bool,
 }
 
-/// Returns the status after an outcome; the same as before where nothing changed.
+/// Returns the status after an outcome. The status is unchanged if nothing changed.
 ///
-/// A failure that repeats is not worth a write each time: it is noted at a decreasing rate, and together with
-/// anything else that there is to write.
+/// A repeated failure is written at a decreasing rate, and together with any other change.
 pub fn after(machine: &InfraMachine, outcome: &Outcome, timing: RetryTiming) -> InfraMachineStatus {
     let status = draft(machine, outcome, timing, false);
     let says_less = matches!(outcome, Outcome::Failed(_) | Outcome::NoSecrets { .. });
@@ -116,8 +115,8 @@ fn draft(
             draft.circuit_open(*requeue_after);
             return draft.status;
         }
-        // Paused: the rest of the status still describes the generation that it was made from. If it were
-        // called current, an old failure would be one of a spec that was never tried.
+        // While paused, the other fields still describe an earlier generation. Marking them as current would
+        // attribute an old failure to a spec that was never tried.
         Outcome::Blocked(block) if block.condition == PAUSED => {
             draft.paused(block);
             return draft.status;
@@ -149,9 +148,8 @@ fn draft(
     draft.status
 }
 
-/// Adds to the status whether `clusterctl move` would leave the Secret with the credentials behind: a machine
-/// at the target could then be neither updated nor deleted. Where this was never the case, nothing is
-/// reported.
+/// Reports whether `clusterctl move` would leave the Secret with the credentials behind. A machine at the
+/// target could then be neither updated nor deleted. Writes nothing if this was never the case.
 pub fn with_secret_movability(
     machine: &InfraMachine,
     status: InfraMachineStatus,
@@ -186,7 +184,7 @@ impl Draft<'_> {
             .set(type_, state, reason, message);
     }
 
-    /// Sets a condition to true; there is no message.
+    /// Sets a condition to true, without a message.
     fn mark_true(&mut self, type_: &str, reason: &str) {
         self.set(type_, ConditionStatus::True, reason, "");
     }
@@ -199,8 +197,8 @@ impl Draft<'_> {
         self.mark_true(DRIVER_REACHABLE, reason::REACHABLE);
     }
 
-    /// Reports the pause. A deletion reports it as well: it stands still, whatever it said before, and the
-    /// machine is not ready any more.
+    /// Reports the pause. A deletion reports it as well, because it is on hold. The machine is no longer
+    /// ready.
     fn paused(&mut self, block: &Blocked) {
         self.clear_next_retry_time();
         self.set(PAUSED, ConditionStatus::True, block.reason, &block.message);
@@ -210,25 +208,24 @@ impl Draft<'_> {
         }
     }
 
-    /// Reports that the machine is not paused, and clears an earlier refusal: a machine that gets here is
-    /// being worked on.
+    /// Reports that the machine is not paused, and clears an earlier refusal.
     fn working(&mut self) {
         self.mark_false(PAUSED, reason::NOT_PAUSED, "");
         self.status.failure_reason = None;
         self.status.failure_message = None;
     }
 
-    /// Clears the time of the next try while no call is planned: the time that was reported would be read as
-    /// the time of a call, and a later process would wait for it although the obstacle was removed.
+    /// Clears the time of the next attempt while no call is planned. Otherwise, readers would expect a call
+    /// at that time, and a new process would still wait after the obstacle is removed.
     fn clear_next_retry_time(&mut self) {
         if let Some(last) = &mut self.status.last_operation {
             last.next_retry_time = None;
         }
     }
 
-    /// Reports a machine that waits for its next try. Where a pause has cleared the time of the try, it is
-    /// reported again, with the current time as the update time: a later process takes what lies between the
-    /// two for the wait that was meant.
+    /// Reports a machine that waits for its next attempt. If a pause has cleared the time of this attempt, it
+    /// is written again with the current time as update time. A new process uses the difference as the
+    /// planned wait.
     fn requeued(&mut self, requeue_after: Option<Duration>) {
         let was_paused = conditions::is_true(&self.status.conditions, PAUSED);
         self.unpaused();
@@ -242,23 +239,23 @@ impl Draft<'_> {
         }
     }
 
-    /// Returns the end of a wait, in whole seconds as objects have times, and never before the wait is over:
-    /// a process that does not remember the wait, such as a new one, waits until then.
+    /// Returns the end of a wait, rounded up to whole seconds for the API. A process that has no wait in
+    /// memory waits until then.
     fn next_retry_time(&self, wait: Option<Duration>) -> Option<Time> {
         let next = self.now.checked_add(wait?).ok()?;
         let whole = TimestampRound::new().smallest(Unit::Second).mode(RoundMode::Ceil);
         next.round(whole).ok().map(Time)
     }
 
-    /// Takes back that the machine is paused, where that was reported.
+    /// Reports that the machine is not paused, if a pause was reported.
     fn unpaused(&mut self) {
         if conditions::is_true(&self.status.conditions, PAUSED) {
             self.mark_false(PAUSED, reason::NOT_PAUSED, "");
         }
     }
 
-    /// Reports a machine that waits for the driver calls of other machines. What was tried before, and for
-    /// which generation, stays as it was reported.
+    /// Reports a machine that waits for the driver calls of other machines. The earlier result and its
+    /// generation stay.
     fn queued(&mut self) {
         let message = "waiting for a permit: all concurrent calls of the driver are in use";
         self.unpaused();
@@ -273,8 +270,8 @@ impl Draft<'_> {
         } // Else the VM is as it was, and `Ready` is a promise to MachineHealthChecks.
     }
 
-    /// Whether the status shows the result of a call: to report the wait for the next call in its place would
-    /// hide the result, and cost two writes for each call.
+    /// Returns whether the status shows the result of a call. Replacing it by a report of the next wait would
+    /// hide the result and cost two writes for each call.
     fn shows_result_of_call(&self) -> bool {
         let (during, condition) = if self.machine.metadata.deletion_timestamp.is_some() {
             (OperationType::Delete, DELETING)
@@ -300,7 +297,7 @@ impl Draft<'_> {
     }
 
     /// Reports a machine that waits for capacity because another machine was refused. A machine that was
-    /// refused itself says so already.
+    /// refused itself already reports this.
     fn circuit_open(&mut self, requeue_after: Duration) {
         let is_shown = conditions::get(&self.status.conditions, READY).is_some_and(|shown| {
             [Code::ResourceExhausted.name(), reason::CREATION_TIMED_OUT].contains(&shown.reason.as_str())
@@ -313,7 +310,7 @@ impl Draft<'_> {
         if self.machine.is_provisioned() {
             return;
         }
-        // An earlier wait was for something else.
+        // An earlier wait had a different cause.
         self.clear_next_retry_time();
         self.driver_is_no_longer_missing();
         let message = format!(
@@ -335,7 +332,7 @@ impl Draft<'_> {
             self.driver_is_no_longer_missing();
         }
         if block.reason == reason::WAITING_FOR_FINALIZERS {
-            // The VM is gone, or left to itself by force: its last known state no longer holds.
+            // The VM is gone or was abandoned by force, so its last state no longer applies.
             self.status.power_state = None;
             self.status.addresses.clear();
         }
@@ -344,7 +341,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Reports that no driver is configured, where it was reported whether the driver can be reached.
+    /// Reports that no driver is configured, if the driver's reachability was reported.
     fn driver_is_missing(&mut self, message: &str) {
         let (type_, why) = (DRIVER_REACHABLE, reason::DRIVER_NOT_CONFIGURED);
         if conditions::get(&self.status.conditions, type_).is_some() {
@@ -352,8 +349,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Takes back that no driver is configured: something else keeps a machine on its way. Whether its driver
-    /// can be reached is unknown before a call; for a VM that is up, the next look-up says it.
+    /// Resets the report of a missing driver when another obstacle delays a machine. Before a call, the
+    /// driver's reachability is unknown. For a running VM, the next look-up reports it.
     fn driver_is_no_longer_missing(&mut self) {
         if !self.machine.is_provisioned() {
             self.status.conditions.retain(|shown| {
@@ -362,9 +359,9 @@ impl Draft<'_> {
         }
     }
 
-    /// Reports a spec that was refused before any driver was called. A last operation without a call marks
-    /// this, since another driver, or a newer one, may accept the same spec (see
-    /// [`crate::machine::plan::is_refused_uncalled`]).
+    /// Reports a spec that was refused without a driver call. A last operation without a call marks this,
+    /// because a different or newer driver may accept the same spec. See
+    /// [`crate::machine::plan::is_refused_uncalled`].
     fn refused_uncalled(&mut self, code: Code, message: &str) {
         self.refused(code, message);
         let said = self
@@ -384,10 +381,10 @@ impl Draft<'_> {
         });
     }
 
-    /// Reports a failure that is terminal for this spec (step "terminal failures" of the contract).
+    /// Reports a terminal failure of this spec (step "terminal failures" of the contract).
     fn refused(&mut self, code: Code, message: &str) {
         if self.machine.is_provisioned() {
-            // The VM is as it was: only the new spec is refused.
+            // The VM is unchanged, and only the new spec is refused.
             self.mark_false(VIRTUAL_MACHINE_UP_TO_DATE, code.name(), message);
             return;
         }
@@ -421,8 +418,7 @@ impl Draft<'_> {
     }
 
     fn describe(&mut self, vm: &cmi_driver::Machine) {
-        // Values that the schema would refuse are left out: the rest of the status has to be written all the
-        // same.
+        // Values that violate the schema are left out, so that the rest of the status can be written.
         if (1..=MAX_NODE_NAME).contains(&vm.node_name.len()) {
             self.status.node_name = Some(vm.node_name.clone());
         }
@@ -434,7 +430,7 @@ impl Draft<'_> {
                 .filter_map(address)
                 .collect();
         }
-        // A driver that does not say whether a VM runs does not say that it is still starting either.
+        // Without a reported power state, the VM does not count as starting.
         let before = self
             .status
             .power_state
@@ -458,8 +454,7 @@ impl Draft<'_> {
         let shown = conditions::get(&self.status.conditions, DRIVER_REACHABLE);
         let shown = shown.map(|shown| shown.reason.as_str());
         match reachability {
-            // Reported once: an outage whose reason changes is not worth a write of the whole fleet each
-            // time.
+            // Reported once: a changed reason of the outage is not worth a write for the whole fleet.
             StableReachability::Unreachable(_) if shown == Some(Code::Unavailable.name()) => {}
             StableReachability::Unreachable(why) => {
                 let message = format!("the last probe failed: {why}; the VM is not affected");
@@ -469,12 +464,12 @@ impl Draft<'_> {
             StableReachability::Reachable if requeue_after.is_none() || !self.is_without_secrets() => {
                 self.reachable();
             }
-            // The driver is configured again, and has said what it can do.
+            // The driver is configured again and has reported its capabilities.
             StableReachability::Unsettled if shown == Some(reason::DRIVER_NOT_CONFIGURED) => {
                 self.reachable();
             }
-            // The reachability is not settled, or the driver answers and could not be asked about this VM:
-            // still open.
+            // Still open: the reachability is unsettled, or the driver answers but could not be queried about
+            // this VM.
             StableReachability::Reachable | StableReachability::Unsettled => {}
         }
         if not_updatable.is_empty() {
@@ -495,7 +490,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Ends the report of an update that succeeded in a process which ended before it could report that.
+    /// Completes the report of a successful update whose process ended early.
     fn end_update(&mut self) {
         let is_open = self.status.last_operation.as_ref().is_some_and(|last| {
             last.type_ == OperationType::Update && last.state != OperationState::Successful
@@ -505,7 +500,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Reports that the VM has the wanted provider spec. Credentials are part of what the VM was made with.
+    /// Reports that the VM has the wanted provider spec and credentials.
     fn up_to_date(&mut self) {
         let type_ = VIRTUAL_MACHINE_UP_TO_DATE;
         match identity::changed_secret(self.machine) {
@@ -514,7 +509,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Drops the report about a taint that the spec no longer names.
+    /// Drops the report about a taint that was removed from the spec.
     fn not_ready_taint(&mut self) {
         if self.machine.spec.not_ready_taint.is_none() {
             let type_ = conditions::NOT_READY_TAINT_REMOVED;
@@ -522,9 +517,9 @@ impl Draft<'_> {
         }
     }
 
-    /// Reports for every machine that is not being deleted when its spec names other credentials than those
-    /// in use: the author of the change waits for an effect. Anything else that is wrong with the spec is
-    /// reported first.
+    /// Reports credentials in the spec that differ from the credentials in use, because the author of the
+    /// change expects an effect. Applies to every machine that is not being deleted. Any other problem of the
+    /// spec is reported first.
     fn credentials(&mut self) {
         if self.machine.metadata.deletion_timestamp.is_some() {
             return;
@@ -548,8 +543,7 @@ impl Draft<'_> {
         self.succeeded(OperationType::Update, Some(Operation::UpdateMachine));
     }
 
-    /// Whether the status reports, for a VM that is up, that the driver can't be asked about it because the
-    /// secrets can't be read.
+    /// Returns whether the status of a running VM reports that unreadable secrets prevent driver calls.
     fn is_without_secrets(&self) -> bool {
         conditions::get(&self.status.conditions, DRIVER_REACHABLE)
             .is_some_and(|shown| shown.reason == reason::INVALID_SECRET)
@@ -571,8 +565,8 @@ impl Draft<'_> {
         self.mark_false(READY, reason::DELETING, message);
     }
 
-    /// Reports a deletion that can't begin or go on, if nothing says so yet and the deletion has lasted
-    /// longer than a moment.
+    /// Reports a deletion that is held up, if it has lasted for more than a moment and no condition shows
+    /// this yet.
     fn deletion_waits(&mut self) {
         const MOMENT: Duration = Duration::from_secs(5);
         let Some(deleted) = &self.machine.metadata.deletion_timestamp else {
@@ -605,7 +599,7 @@ fn address(address: &cmi_driver::Address) -> Option<MachineAddress> {
         cmi_driver::AddressType::ExternalDNS => "ExternalDNS",
         cmi_driver::AddressType::InternalDNS => "InternalDNS",
     };
-    // An address that Cluster API would refuse must not keep it from taking the others.
+    // Cluster API would refuse all addresses because of one invalid address.
     (1..=256)
         .contains(&address.address.len())
         .then(|| MachineAddress {

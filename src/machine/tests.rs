@@ -1,4 +1,4 @@
-//! Whole reconciles of a deletion, and what a write that fails leaves.
+//! Tests complete reconciles of a deletion, and the effects of a failed write.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ mod histories;
 
 const NO_SETTLE_TIME: Duration = Duration::ZERO;
 
-/// A machine with a VM, deleted two minutes ago.
+/// Returns a machine with a VM, deleted two minutes ago.
 fn deleted() -> MachineFixture {
     let deleted = Timestamp::now() - Duration::from_mins(2);
     machine()
@@ -38,13 +38,13 @@ fn deleted() -> MachineFixture {
         .deleted_at(deleted)
 }
 
-/// Reconciles once more, whatever has to be waited for.
+/// Reconciles once more, regardless of any wait.
 async fn again(server: &Server, ctx: &Arc<Context>) {
     server.ask_again();
     reconcile(server.infra_machine(), Arc::clone(ctx)).await.unwrap();
 }
 
-/// It has no status that would count.
+/// An unreadable object has no usable status.
 #[tokio::test]
 async fn a_deletion_of_an_object_that_cannot_be_read_ends_though_its_guest_can_never_be_asked_to_stop() {
     let mut object = serde_json::to_value(deleted().provider_id("sim://1").build()).unwrap();
@@ -69,7 +69,7 @@ async fn a_deletion_of_an_object_that_cannot_be_read_ends_though_its_guest_can_n
     assert!(!server.is_kept());
 }
 
-/// The cache is behind: it will show the other object, or the deletion.
+/// The cache is stale. It will show the other object or the deletion.
 #[tokio::test]
 async fn unreadable_object_keeps_the_vm_of_another_or_living_object() {
     let unreadable = |fixture: MachineFixture, uid: &str| {
@@ -112,7 +112,7 @@ async fn an_object_that_cannot_be_read_lets_clusterctl_go_on_once_it_is_paused()
     assert_eq!(server.version(), version, "written once");
 }
 
-/// A machine with this VM, of which a second create may have made another, deleted long after.
+/// Returns a deleted machine with this VM and an old unanswered create, which may have made another VM.
 fn with_unanswered(known: &str) -> MachineFixture {
     let issued = Timestamp::now() - Duration::from_hours(1);
     let state = VmState::Exists {
@@ -121,7 +121,7 @@ fn with_unanswered(known: &str) -> MachineFixture {
     deleted().recorded(state).provider_id(known)
 }
 
-/// It has no look-up that would show it.
+/// The driver has no look-up to find the second VM.
 #[tokio::test]
 async fn a_second_vm_is_found_in_the_list_by_the_machines_tag_and_deleted_by_its_id() {
     let vms = Vms::default();
@@ -150,7 +150,7 @@ async fn a_vm_that_comes_while_its_create_may_be_carried_out_is_found_in_the_lis
     let settle = Duration::from_hours(1);
     let ctx = Arc::new(server.context(vec![vms.configured_driver(&[Operation::ListMachines], settle)]));
     again(&server, &ctx).await;
-    // Its name is lost, so that a deletion by name does not find it.
+    // The VM has lost its name, so a deletion by name does not find it.
     vms.add("sim://1", "", Some("u-1"));
     again(&server, &ctx).await;
     assert_eq!(vms.ids(), Vec::<String>::new());
@@ -169,7 +169,7 @@ async fn a_second_vm_is_deleted_by_name_where_nothing_shows_it() {
     assert!(!server.is_kept());
 }
 
-/// A list is one of all VMs of the cluster.
+/// A list contains all VMs of the cluster.
 #[tokio::test]
 async fn a_deletion_costs_no_list_where_every_create_was_answered() {
     let vms = Vms::default();
@@ -184,7 +184,7 @@ async fn a_deletion_costs_no_list_where_every_create_was_answered() {
     assert!(!server.is_kept());
 }
 
-/// Nothing is done for it for ten minutes: meanwhile the status has to say why.
+/// The machine waits for ten minutes, and the status must show why.
 #[tokio::test]
 async fn a_wait_for_capacity_that_could_not_be_written_is_told_by_the_next_reconcile() {
     let server = Server::with(&machine().build());
@@ -211,7 +211,7 @@ async fn a_wait_for_capacity_that_could_not_be_written_is_told_by_the_next_recon
     );
 }
 
-/// A second create of the first control plane machine would begin a second cluster.
+/// A second create of the first control plane machine would start a second cluster.
 #[tokio::test]
 async fn a_vm_that_is_absent_after_a_restore_is_gone_and_not_made_again() {
     let vms = Vms::default();
@@ -231,8 +231,8 @@ async fn a_vm_that_is_absent_after_a_restore_is_gone_and_not_made_again() {
     assert_eq!(vms.count(Operation::CreateMachine), 0);
 }
 
-/// How long the deletion of a machine waits whose create was given up just now, of a driver that carries out
-/// five calls a second, and of which another call was made before where the create `waits`.
+/// Returns how long a deletion waits after a create has just timed out. The driver is limited to five calls a
+/// second. If `waits` is set, another call delays the create.
 async fn left_after_a_create(waits: bool, settle: Duration) -> Duration {
     let create_timeout = (Operation::CreateMachine, Duration::from_millis(100));
     let limits = Limits {
@@ -284,7 +284,7 @@ async fn a_create_that_waited_for_the_drivers_rate_is_waited_for_as_long_after_i
     assert_eq!(left, [settle, settle]);
 }
 
-/// Should nothing wake them, they do not all ask at once.
+/// Without a wake-up, the machines must not all retry together.
 #[tokio::test]
 async fn wait_for_a_permit_is_checked_again_within_an_hour() {
     let driver = Vms::default().configured_driver(&[], NO_SETTLE_TIME);
@@ -303,7 +303,8 @@ async fn wait_for_a_permit_is_checked_again_within_an_hour() {
     }
 }
 
-/// What is known of a machine that is up once this is published, and was suspected to be missing before.
+/// Returns the runtime state after this outcome is published. The machine is running and was suspected to be
+/// missing.
 async fn known_after(outcome: Outcome) -> RuntimeState {
     let server = Server::with(&machine().provisioned().build());
     let ctx = server.context(Vec::new());
@@ -349,7 +350,7 @@ async fn a_vm_that_starts_is_left_alone_for_a_while() {
     assert!(running.settle_until.is_none() && running.hint.is_none());
 }
 
-/// Its driver was asked before, and can't.
+/// The driver has already answered that it does not support the call.
 #[tokio::test]
 async fn a_vm_that_is_up_is_not_initialized_without_the_call() {
     let vms = Vms::uninitialized();
@@ -379,7 +380,7 @@ async fn update_without_a_vm_leads_to_a_look_up() {
         let server = Server::with(&machine().provisioned().configured_driver("pool").build());
         let driver = Vms::default().configured_driver(offers, NO_SETTLE_TIME);
         let ctx = server.context(vec![driver]);
-        // The first asks the driver what it offers.
+        // The first call queries the driver's capabilities.
         gather(&ctx, &server.object()).await;
         let before = server.object();
         let gathered = gather(&ctx, &before).await;

@@ -1,5 +1,5 @@
-//! The record of a machine: everything that the provider has to know of the VM after a crash, a move or a
-//! restore. Pure.
+//! The record of a machine. It holds everything that the provider must know about the VM after a crash, a
+//! move or a restore. Pure.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -12,24 +12,24 @@ use cmi_driver::{LastKnownState, ProviderSpec};
 #[cfg(test)]
 mod tests;
 
-/// The record, which the annotation [`VM_RECORD`] holds as JSON.
+/// The record, stored as JSON in the annotation [`VM_RECORD`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct VmRecord {
     version: Version,
     /// The identity of the machine.
     pub machine: MachineId,
-    /// The cluster id, which tags the VMs of the machine's cluster.
+    /// The machine's cluster id at the driver.
     pub cluster: String,
-    /// Whether there is a VM, and which call may have changed it.
+    /// Whether a VM exists, and which call may have changed it.
     pub state: VmState,
     /// How the VM was made. `None` only in [`VmState::None`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made_from: Option<MadeFrom>,
-    /// The state that the driver wants back with the next call.
+    /// The driver's last known state.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "base64")]
     pub last_known_state: Option<LastKnownState>,
-    /// Whether another controller made the VM, and this provider adopted it.
+    /// Whether this provider adopted a VM that another controller created.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adopted: bool,
 }
@@ -41,20 +41,20 @@ enum Version {
     V1,
 }
 
-/// How a VM was made: later calls need the same, whatever becomes of the object's spec.
+/// How a VM was made. Later calls need the same values, even after the object's spec has changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MadeFrom {
     /// The configured driver.
     pub driver: String,
-    /// The Secret with the credentials; `None` where the VM was made without.
+    /// The Secret with the credentials. `None` if the VM was made without credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
-    /// The provider spec that the VM was made from or last updated to, with the tags.
+    /// The provider spec, with tags, that the VM was made from or last updated to.
     pub provider_spec: ProviderSpec,
 }
 
-/// Why no driver is called for a machine because of its record.
+/// Why a machine's record allows no driver call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidRecord {
     /// The annotation does not hold a record.
@@ -66,8 +66,8 @@ pub enum InvalidRecord {
 }
 
 impl VmRecord {
-    /// Returns the record of a machine that was never given one; `None` for an object without a UID, which no
-    /// API server has.
+    /// Returns the record of a machine that never had a record. Returns `None` for an object without a UID,
+    /// which the API server never stores.
     pub fn new(machine: &InfraMachine, cluster_id: &str) -> Option<Self> {
         Some(Self {
             version: Version::V1,
@@ -83,12 +83,12 @@ impl VmRecord {
     /// Reads the record of a machine.
     ///
     /// # Errors
-    /// The annotation can't be read, or it was copied from another object, as Cluster API does.
+    /// The annotation is unreadable, or Cluster API has copied it from another object.
     pub fn of(machine: &InfraMachine) -> Result<Option<Self>, InvalidRecord> {
         Self::of_metadata(&machine.metadata)
     }
 
-    /// Reads the same for an object whose spec may not be readable.
+    /// Like [`VmRecord::of`], for an object whose spec may be unreadable.
     ///
     /// # Errors
     /// As for [`VmRecord::of`].
@@ -101,10 +101,10 @@ impl VmRecord {
         }
     }
 
-    /// Reads the record that an object carries, its own or a copy of another's.
+    /// Reads the record in an object's annotation, which may be a copy from another object.
     ///
     /// # Errors
-    /// The annotation can't be read.
+    /// The annotation is unreadable.
     pub fn carried_by(metadata: &ObjectMeta) -> Result<Option<Self>, InvalidRecord> {
         let annotations = metadata.annotations.as_ref();
         let Some(text) = annotations.and_then(|all| all.get(VM_RECORD)) else {
@@ -130,12 +130,12 @@ impl VmRecord {
     /// Returns the value of the annotation.
     ///
     /// # Errors
-    /// The record can't be written as JSON.
+    /// The record can't be serialized as JSON.
     pub fn annotation(&self) -> serde_json::Result<String> {
         serde_json::to_string(self)
     }
 
-    /// Returns the record after an event; the same where the event changes nothing.
+    /// Returns the record after an event. The record is unchanged if the event does not apply.
     #[must_use]
     pub fn after(self, event: VmEvent) -> Self {
         match self.state.after(event) {
@@ -149,7 +149,7 @@ impl VmRecord {
         }
     }
 
-    /// Returns the record of a VM that is made, or of one that the provider found or adopted.
+    /// Returns the record with the origin of a VM that this provider creates, finds or adopts.
     #[must_use]
     pub fn made_from(self, made_from: MadeFrom) -> Self {
         Self {
@@ -158,7 +158,7 @@ impl VmRecord {
         }
     }
 
-    /// Returns the record with the state that the driver wants back, where an answer brought one.
+    /// Returns the record with the driver's last known state, if the answer contained a state.
     #[must_use]
     pub fn with_last_known_state(self, state: Option<&LastKnownState>) -> Self {
         Self {
@@ -167,7 +167,7 @@ impl VmRecord {
         }
     }
 
-    /// Returns the record of a VM that another controller made and that the driver has confirmed.
+    /// Returns the record of an adopted VM after the driver has confirmed it.
     #[must_use]
     pub fn adopting(self, made_from: MadeFrom) -> Self {
         Self {
@@ -178,15 +178,15 @@ impl VmRecord {
         }
     }
 
-    /// Returns how the VM was made, as far as that binds later calls: where there may be a VM, and for the
-    /// deletion of anything that a refused create left.
+    /// Returns how the VM was made, while this binds later calls. It does while a VM may exist, and during
+    /// the cleanup after a refused create.
     pub fn bound(&self, is_deleted: bool) -> Option<&MadeFrom> {
         let binds = self.state.may_exist() || is_deleted && self.state == VmState::Refused;
         self.made_from.as_ref().filter(|_| binds)
     }
 }
 
-/// Writes the driver's state as text.
+/// Serializes the driver's state as base64.
 mod base64 {
     use super::{Deserialize, Deserializer, LastKnownState, Serializer};
     use serde::de::Error as _;
@@ -210,7 +210,7 @@ mod base64 {
     }
 }
 
-/// Returns the value of the annotation without the driver's state; nothing where it has none.
+/// Returns the value of the annotation without the driver's state. Returns `None` if there is no state.
 pub fn without_last_known_state(text: &str) -> Option<String> {
     const KEY: &str = "lastKnownState";
     if !text.contains(KEY) {
@@ -227,10 +227,10 @@ pub fn encoded(state: &LastKnownState) -> String {
     BASE64_STANDARD.encode(state.as_bytes())
 }
 
-/// Returns a driver's state that was written as base64.
+/// Decodes a driver's state from base64.
 ///
 /// # Errors
-/// Says in words why the text is not a state.
+/// Describes why the text is not base64.
 pub fn decoded(text: &str) -> Result<LastKnownState, String> {
     use ::base64::prelude::{BASE64_STANDARD, Engine as _};
     let bytes = BASE64_STANDARD.decode(text).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! The state of a machine's VM, as the machine's record has it. Pure.
+//! The state of a machine's VM, as stored in the machine's record. Pure.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -6,32 +6,33 @@ use serde::{Deserialize, Serialize};
 #[cfg(test)]
 mod tests;
 
-/// Whether a machine has a VM, and which call may have changed it. This is the only state of a machine that
-/// is written down; everything else follows from it and from the driver's answers.
+/// Whether a machine has a VM, and which call may have changed it. This is the only persisted state of a
+/// machine. Everything else follows from it and from the driver's answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "name", deny_unknown_fields)]
 pub enum VmState {
-    /// No create has reached the driver, or the name was taken: there is nothing.
+    /// No create has reached the driver, or the name was taken. There is no VM.
     #[default]
     None,
-    /// A create was issued, and its VM is not known yet.
+    /// A create was issued, and its VM is not confirmed yet.
     Creating {
         /// When the latest create was issued.
         issued: Timestamp,
-        /// Whether an earlier create has no answer either: the two may make two VMs.
+        /// Whether an earlier create is also unanswered. Together they may make two VMs.
         #[serde(default, skip_serializing_if = "is_false")]
         several: bool,
     },
-    /// Every create was refused for good, so there is no VM. A create may have made something else before the
-    /// refusal, such as a disk.
+    /// Every create was terminally refused, so there is no VM. A create may have made something else before
+    /// the refusal, such as a disk.
     Refused,
     /// The driver has confirmed the VM.
     Exists {
-        /// When the latest of several creates was issued: another one than the VM's may make a second VM.
+        /// When the latest of several creates was issued. A create other than the VM's own may make a second
+        /// VM.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         unanswered: Option<Timestamp>,
     },
-    /// An update was issued whose end is unknown: the VM may have a part of the new spec.
+    /// An update was issued and its result is unknown. The VM may have a part of the new spec.
     Updating {
         /// As for [`VmState::Exists`].
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -39,9 +40,9 @@ pub enum VmState {
     },
     /// The driver has accepted to shut the guest down, for a deletion.
     ShuttingDown {
-        /// When the driver accepted the first time: the guest's time runs from then.
+        /// When the driver first accepted. The grace period starts at this time.
         accepted: Timestamp,
-        /// When a create was issued that may still make a VM.
+        /// When the latest create that may still make a VM was issued.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         unanswered: Option<Timestamp>,
     },
@@ -57,19 +58,19 @@ fn is_false(value: &bool) -> bool {
 pub enum VmEvent {
     /// CreateMachine is about to be called.
     CreateIssued {
-        /// When, in whole milliseconds. The time distinguishes this create from others.
+        /// The time in whole milliseconds. It identifies this create.
         at: Timestamp,
         /// Whether an earlier create may still be carried out.
         others: bool,
     },
-    /// The driver refused a create for good, or the create never reached the driver.
+    /// A create was terminally refused, or never reached the driver.
     CreateRefused {
         /// When this create was issued.
         issued: Timestamp,
         /// Whether this or an earlier create may have left something other than a VM.
         left_something: bool,
     },
-    /// The driver has confirmed the VM, and its id is written with this event.
+    /// The driver has confirmed the VM. The VM's id is written together with this event.
     Found,
     /// UpdateMachine is about to be called.
     UpdateIssued,
@@ -77,13 +78,13 @@ pub enum VmEvent {
     UpdateDone,
     /// The driver accepted to shut the guest down.
     ShutDownAccepted {
-        /// When.
+        /// The time of the acceptance.
         at: Timestamp,
     },
 }
 
 impl VmState {
-    /// Returns the next state; nothing where the event can't happen in this state or changes nothing.
+    /// Returns the next state. Returns `None` if the event can't happen in this state or changes nothing.
     pub fn after(self, event: VmEvent) -> Option<Self> {
         use VmEvent as Event;
         match (self, event) {
@@ -120,19 +121,19 @@ impl VmState {
                 accepted: at,
                 unanswered,
             }),
-            // A VM that exists is never created again.
+            // An existing VM is never created again.
             (
                 Self::Exists { .. } | Self::Updating { .. } | Self::ShuttingDown { .. },
                 Event::CreateIssued { .. } | Event::CreateRefused { .. } | Event::Found,
             )
-            // A refusal says nothing of the other creates.
+            // A refusal does not cover the other creates.
             | (Self::Creating { .. }, Event::CreateRefused { .. })
-            // A VM is found and shut down only where a create may have made it.
+            // A VM is found or shut down only after a create that may have made it.
             | (
                 Self::None | Self::Refused,
                 Event::CreateRefused { .. } | Event::Found | Event::ShutDownAccepted { .. },
             )
-            // The guest's time runs from the first acceptance.
+            // The grace period starts with the first acceptance.
             | (Self::ShuttingDown { .. }, Event::ShutDownAccepted { .. })
             | (
                 Self::None
@@ -153,7 +154,7 @@ impl VmState {
         }
     }
 
-    /// Whether a VM of the machine may exist.
+    /// Returns whether a VM of the machine may exist.
     pub const fn may_exist(self) -> bool {
         match self {
             Self::None | Self::Refused => false,
@@ -164,8 +165,8 @@ impl VmState {
         }
     }
 
-    /// Whether the driver has confirmed the VM, so that `spec.providerID` is the provider's and no create
-    /// may follow.
+    /// Returns whether the driver has confirmed the VM. Then `spec.providerID` belongs to this provider, and
+    /// no create may follow.
     pub const fn is_known(self) -> bool {
         match self {
             Self::None | Self::Refused | Self::Creating { .. } => false,
@@ -173,7 +174,7 @@ impl VmState {
         }
     }
 
-    /// Returns when the latest create was issued that may still make a VM.
+    /// Returns when the latest create that may still make a VM was issued.
     pub const fn unanswered(self) -> Option<Timestamp> {
         match self {
             Self::None | Self::Refused => None,
@@ -184,7 +185,7 @@ impl VmState {
         }
     }
 
-    /// Returns the state's name, as the record has it.
+    /// Returns the state's name in the record.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "None",
@@ -198,7 +199,7 @@ impl VmState {
 }
 
 impl VmEvent {
-    /// Returns the time of now as [`VmEvent::CreateIssued`] has it.
+    /// Returns the current time with the precision of [`VmEvent::CreateIssued`].
     pub fn time_of_create(now: Timestamp) -> Timestamp {
         Timestamp::from_millisecond(now.as_millisecond()).unwrap_or(now)
     }

@@ -1,4 +1,4 @@
-//! Adopts a VM that another controller has made.
+//! Adopts a VM that another controller created.
 
 use super::initialize::uninitialized;
 use super::look_up::LookUpResult;
@@ -9,12 +9,12 @@ use crate::machine::outcome::{Blocked, Outcome};
 use crate::machine::plan::{Adopt, LOOK_UP_INTERVAL, cannot_look_up};
 
 impl Executor<'_, '_, '_> {
-    /// Adopts the VM that the driver confirms.
+    /// Adopts the VM once the driver confirms it.
     ///
     /// # Guarantees
-    /// Finalizer and record are written only after the driver has answered with the VM of this very id, and
-    /// only on the version of the object that was decided on. Nothing is created, and no bootstrap data is
-    /// sent.
+    /// Finalizer and record are written only after the driver has answered with a VM of exactly this id. They
+    /// are written only to the version of the object that the plan was based on. Nothing is created, and no
+    /// bootstrap data is sent.
     pub async fn adopt(&mut self, plan: Adopt) -> Result<Outcome, ExecuteError> {
         let driver = self.permit.configured_driver();
         let class = self.with_credentials(plan.look_up).await?;

@@ -1,4 +1,4 @@
-//! Checks that a VM is gone, and that no create can bring it back.
+//! Confirms that a VM is gone and that no create can still make it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::machine::plan::{Delete, PendingCreate};
 use cmi_driver::{MachineClass, Operation, ProviderId};
 
 impl Executor<'_, '_, '_> {
-    /// Returns whether the VM is gone, for all that the driver can say; else what the deletion waits for.
+    /// Returns [`Outcome::Gone`] if the driver reliably reports no VM, and otherwise the wait or failure.
     pub async fn confirm_gone(&mut self, plan: &Delete, class: MachineClass) -> Result<Outcome, Error> {
         let capabilities = self.permit.known_capabilities();
         if !capabilities.supports(Operation::GetMachineStatus) {
@@ -25,7 +25,7 @@ impl Executor<'_, '_, '_> {
         let mut presence = self.presence_of_vm(known, class.clone()).await;
         if plan.may_have_second_vm && matches!(presence, Ok(VmPresence::Absent)) {
             presence = self.presence_of_vm(None, class.clone()).await;
-            // Where the driver does not say the id of the VM, its name is all there is to delete it by.
+            // Without an id from the driver, the VM can only be deleted by name.
             if let Ok(VmPresence::Present(stray)) = &presence
                 && let Some(failure) = self.remove_second_vm(stray.clone(), class).await?
             {
@@ -49,10 +49,9 @@ impl Executor<'_, '_, '_> {
         })
     }
 
-    /// Returns the outcome of a deletion by a driver that can't look up and has answered that the VM is
-    /// deleted. The list of such a driver shows what it knows nothing of by then: the VM of a create that was
-    /// never answered. The list is requested only where there may be such a VM, since it contains all VMs of
-    /// the cluster.
+    /// Returns the outcome of a deletion by a driver that can't look up and has deleted the VM. The list of
+    /// such a driver may still show the VM of an unanswered create. The list contains all VMs of the cluster,
+    /// so it is requested only when there may be such a VM.
     async fn confirm_without_look_up(
         &mut self,
         plan: &Delete,
@@ -74,8 +73,8 @@ impl Executor<'_, '_, '_> {
                 Err(failure) => return Ok(Outcome::Failed(Box::new(failure))),
             }
         }
-        // Another VM can only be found by its name. Whether a driver that was given an id before can do so is
-        // its own affair.
+        // A second VM can only be found by name. The driver decides whether it can do so after calls with an
+        // id.
         if plan.may_have_second_vm
             && let Some(failure) = self.remove_vm(None, class).await?
         {
@@ -88,7 +87,7 @@ impl Executor<'_, '_, '_> {
                 "the driver does not delete by name: a VM of an unanswered create may remain"
             );
         }
-        // Records since when the driver has been answering that the VM is deleted.
+        // Starts the time since which the driver has reported the VM as deleted.
         self.ctx.states.absent_for(self.object.uid(), Instant::now());
         Ok(plan.pending_create.map_or(Outcome::Gone, |pending_create| {
             awaiting_create(
@@ -99,8 +98,7 @@ impl Executor<'_, '_, '_> {
         }))
     }
 
-    /// Deletes the VMs of the machine that a list still has, besides the one whose deletion the driver has
-    /// answered.
+    /// Deletes the listed VMs of the machine, except the VM whose deletion the driver has confirmed.
     async fn remove_listed(
         &mut self,
         plan: &Delete,
@@ -136,7 +134,7 @@ impl Executor<'_, '_, '_> {
     }
 }
 
-/// Returns the outcome of a VM that is absent; `behind` is how much longer the driver may be wrong about it.
+/// Returns the outcome for an absent VM. `behind` is how much longer the driver's answer may be stale.
 fn after_absence(
     pending_create: Option<PendingCreate>,
     behind: Option<Duration>,
@@ -155,8 +153,8 @@ fn after_absence(
     }
 }
 
-/// Returns the outcome of a deletion that waits for a create: the VM is looked for again, and deleted if it
-/// exists, until no create can make it any more.
+/// Returns the outcome of a deletion that waits for a create. The controller keeps looking for the VM, and
+/// deletes any VM it finds, until the create can no longer make one.
 fn awaiting_create(seen: &str, pending_create: PendingCreate, requeue_after: Duration) -> Outcome {
     Outcome::Deleting {
         reason: reason::CREATE_UNANSWERED,

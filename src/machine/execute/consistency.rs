@@ -1,4 +1,4 @@
-//! How long a driver may be wrong about a VM that it does not see.
+//! How long a driver's NOT_FOUND may be stale.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use crate::machine::outcome::Outcome;
 use cmi_driver::ProviderId;
 
 impl Executor<'_, '_, '_> {
-    /// Returns how much longer a driver that does not see the VM now may be behind, given its consistency
-    /// window `window`; `None` when it can't be behind any more.
+    /// Returns how much longer a NOT_FOUND of the driver may be stale. `window` is the driver's consistency
+    /// window. Returns `None` when the answer is reliable.
     pub fn behind_for(&self, window: Duration) -> Option<Duration> {
         let absent_for = self.ctx.states.absent_for(self.object.uid(), Instant::now());
         window
@@ -20,7 +20,7 @@ impl Executor<'_, '_, '_> {
             .map(|left| left.max(MIN_REQUEUE))
     }
 
-    /// Returns the outcome of a VM whose id is known and that the driver does not see.
+    /// Returns the outcome for a VM with a known id that the driver does not find.
     pub fn gone_or_behind(&self, id: ProviderId) -> Outcome {
         match self.behind_for(self.permit.known_capabilities().consistency_window) {
             Some(requeue_after) => Outcome::Absent { requeue_after },

@@ -1,4 +1,4 @@
-//! Shuts the VM down and deletes it, until it is gone.
+//! Shuts the VM down, deletes it and confirms the deletion.
 
 use super::vm::VmPresence;
 use super::{ExecuteError, Executor};
@@ -14,11 +14,11 @@ impl Executor<'_, '_, '_> {
     /// Deletes the VM.
     ///
     /// # Guarantees
-    /// [`Outcome::Gone`] only when the driver, where it can be asked, has answered NOT_FOUND for as long as
-    /// it may be behind, and no create that was never answered can make the VM any more.
-    /// A missing Secret does not stop the deletion of a VM that the driver sees without it.
+    /// Returns [`Outcome::Gone`] only when no unanswered create can still make the VM. A driver that can look
+    /// up must also have answered NOT_FOUND for its whole consistency window. A missing Secret does not block
+    /// the deletion of a VM that the driver sees without the Secret.
     pub async fn delete(&mut self, plan: Delete) -> Result<Outcome, ExecuteError> {
-        // clusterctl does not move an object that is being deleted, so the move is no longer blocked.
+        // clusterctl does not move an object that is being deleted, so the move need not be blocked.
         self.object.unblock_move().await?;
         let (class, secret_is_gone) = match self.with_credentials(plan.spec.clone()).await {
             Ok(class) => (class, false),
@@ -64,7 +64,7 @@ impl Executor<'_, '_, '_> {
         })
     }
 
-    /// Whether a failed deletion may have had nothing to delete, and the driver can say so.
+    /// Returns whether the VM may already be gone and the driver can confirm that.
     fn may_be_gone(&self, failure: &Failure) -> bool {
         failure.disposition == Disposition::VerifyDeleted
             && self
@@ -73,12 +73,12 @@ impl Executor<'_, '_, '_> {
                 .supports(Operation::GetMachineStatus)
     }
 
-    /// Checks whether the VM can be deleted without the credentials that it was made with, whose Secret is
-    /// gone. A driver that sees the VM without them needs none, and this is written down: once the VM is
-    /// deleted it could not be determined any more. If the driver does not see the VM, the VM may be gone, or
-    /// in an account that only the credentials open: an operator has to decide.
+    /// Checks whether the VM can be deleted without its credentials when their Secret is gone. A driver that
+    /// sees the VM without credentials does not need them. This is recorded, because the driver could not
+    /// show it after the VM is deleted. If the driver does not see the VM, the VM may be gone or in an
+    /// account that needs the credentials. An operator has to decide.
     ///
-    /// A driver that can't look up is asked to delete the VM; it answers UNAUTHENTICATED when it needs the
+    /// A driver that can't look up gets the delete call. It answers UNAUTHENTICATED when it needs the
     /// credentials.
     async fn check_without_credentials(
         &mut self,
@@ -86,8 +86,7 @@ impl Executor<'_, '_, '_> {
         name: String,
         class: MachineClass,
     ) -> Result<Option<Failure>, ExecuteError> {
-        // A driver that has credentials from the provider needs some, and those open another account than the
-        // Secret did.
+        // This driver needs credentials, and the provider's own credentials open a different account.
         if self.permit.configured_driver().has_credentials() {
             return Err(InvalidSecret::Needed { name }.into());
         }
@@ -117,7 +116,7 @@ impl Executor<'_, '_, '_> {
     }
 }
 
-/// Returns the record of a machine whose VM can be deleted without credentials.
+/// Returns the record without its Secret reference.
 fn without_secret(mut record: VmRecord) -> VmRecord {
     if let Some(made) = &mut record.made_from {
         made.secret = None;
@@ -125,8 +124,8 @@ fn without_secret(mut record: VmRecord) -> VmRecord {
     record
 }
 
-/// Returns the outcome of deleting what a refused create may have left. No VM was made, so a driver that
-/// refuses the same spec again, or denies access without a Secret that is gone, does not keep the object.
+/// Returns the outcome of the cleanup after a refused create. No VM was created. The object is therefore
+/// released even if the driver refuses the same spec again, or denies access because the Secret is gone.
 fn of_a_refused_spec(outcome: Outcome, secret_is_gone: bool) -> Outcome {
     match outcome {
         Outcome::Gone => Outcome::RemoveFinalizer(RemovalReason::NeverCreated),
@@ -167,7 +166,7 @@ mod tests {
     use super::*;
     use crate::api::retry::Stage;
 
-    /// A machine whose spec was never valid can be deleted, whatever the driver thinks of the spec.
+    /// A machine whose spec was never valid can be deleted, even if the driver rejects the spec.
     #[test]
     fn a_driver_that_refuses_to_delete_what_it_refused_to_make_does_not_keep_the_object() {
         let after = |code, secret_is_gone| {

@@ -8,19 +8,19 @@ use crate::driver::VM_LOCK_WAIT;
 use crate::machine::outcome::{Failure, Outcome};
 use cmi_driver::{InitializeMachineRequest, LastKnownState, MachineClass, MachineRef, Operation, ProviderId};
 
-/// A VM that exists and may have to be initialized.
+/// An existing VM that may need initialization.
 pub struct ToInitialize {
-    /// The id of the VM, as far as it is known.
+    /// The id of the VM, if known.
     known: Option<ProviderId>,
-    /// What the driver said of the VM.
+    /// The VM as the driver reported it.
     machine: Option<cmi_driver::Machine>,
-    /// The state that the driver wants back with the initialization.
+    /// The last known state to send with the initialization.
     state: Option<LastKnownState>,
-    /// Whether the driver said that the VM is not initialized.
+    /// Whether the driver reported that the VM is uninitialized.
     required: bool,
 }
 
-/// Returns a VM about which the driver reports no error.
+/// Returns a VM that the driver reported without an error.
 pub fn made(machine: cmi_driver::Machine) -> ToInitialize {
     ToInitialize {
         known: Some(machine.provider_id.clone()),
@@ -30,8 +30,8 @@ pub fn made(machine: cmi_driver::Machine) -> ToInitialize {
     }
 }
 
-/// Returns a VM that the driver calls uninitialized. The driver may send the state that it wants back beside
-/// the error, or with the machine.
+/// Returns a VM that the driver reported as uninitialized. The driver may send its last known state with the
+/// error or with the machine.
 pub fn uninitialized(known: Option<ProviderId>, failure: Failure) -> ToInitialize {
     let state = failure.last_known_state().cloned();
     let machine = failure.machine;
@@ -48,16 +48,16 @@ pub fn uninitialized(known: Option<ProviderId>, failure: Failure) -> ToInitializ
 }
 
 impl Executor<'_, '_, '_> {
-    /// Initializes a VM that exists; for a driver without the call there is nothing to initialize. No
-    /// remediation restarts the VM meanwhile.
+    /// Initializes an existing VM. A driver without this call needs no initialization. The lock keeps
+    /// remediation from restarting the VM during the call.
     pub async fn initialize(
         &mut self,
         class: MachineClass,
         vm: ToInitialize,
     ) -> Result<Outcome, ExecuteError> {
         if vm.required {
-            // The state came with an answer that is over: whatever becomes of the initialization, it must not
-            // be lost.
+            // The answer with this state is already received, so the state must be kept even if the
+            // initialization fails.
             self.object.record_last_known_state(vm.state.as_ref()).await?;
         }
         if !self.ctx.may_create(self.object.get(), self.permit) {
@@ -90,7 +90,6 @@ impl Executor<'_, '_, '_> {
     }
 }
 
-/// Returns the outcome of an initialization.
 fn initialized(vm: ToInitialize, answer: cmi_driver::Result<cmi_driver::Machine>) -> Outcome {
     let stage = if vm.required {
         Stage::FinishInitialization
@@ -146,7 +145,7 @@ mod tests {
         LastKnownState::new(text.as_bytes().to_vec()).unwrap()
     }
 
-    /// What is known of a VM that the driver calls uninitialized in answer to this call.
+    /// Builds a VM that the driver calls uninitialized with this status.
     fn known(id: Option<&str>, stage: Stage, status: Status) -> ToInitialize {
         uninitialized(id.map(|id| id.parse().unwrap()), Failure::new(stage, status))
     }
@@ -182,7 +181,7 @@ mod tests {
         }
     }
 
-    /// INI-18, INI-19: the driver may know no more of the VM than that it is not initialized.
+    /// INI-18, INI-19: the driver may report only that the VM is uninitialized.
     #[test]
     fn an_initialization_begins_with_what_is_known_of_the_vm() {
         let said = |machine: Option<cmi_driver::Machine>| {
@@ -200,7 +199,7 @@ mod tests {
         }
     }
 
-    /// CTL-01: with an error as well, be it beside the error or of the machine that comes with it.
+    /// CTL-01: the state may come with the error or with the machine in the error.
     #[test]
     fn the_state_that_comes_with_uninitialized_is_handed_over_with_the_initialization() {
         for stage in [Stage::LookUp, Stage::LookUpAgain, Stage::Create, Stage::Refresh] {

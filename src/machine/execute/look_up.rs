@@ -1,4 +1,4 @@
-//! Asks the driver for the VM.
+//! Looks up the VM at the driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,21 +14,21 @@ use cmi_driver::{
 pub enum LookUpResult {
     /// The VM exists.
     Machine(cmi_driver::Machine),
-    /// The VM exists and is not initialized.
+    /// The VM exists and is uninitialized.
     Uninitialized(Failure),
-    /// A driver that can't look up lists the VM, which may have to be initialized.
+    /// A driver that can't look up lists the VM. The VM may need initialization.
     Listed(ProviderId),
-    /// The driver does not see the VM, and may be behind.
+    /// The driver does not see the VM. This answer may be stale.
     Absent,
-    /// The driver can't look up: its create finds a VM that exists.
+    /// The driver can't look up. Its create call returns an existing VM.
     CannotLook,
     /// The look-up failed.
     Failed(Failure),
 }
 
 impl Executor<'_, '_, '_> {
-    /// Looks the VM up, by its id where that is known. A driver that can't look up is asked for its list,
-    /// where no id is known and a create may follow.
+    /// Looks the VM up, by id if known. If the driver can't look up, no id is known and a create may follow,
+    /// the driver's list is used.
     pub async fn look_up(
         &mut self,
         known: Option<&ProviderId>,
@@ -86,9 +86,8 @@ impl Executor<'_, '_, '_> {
         }
     }
 
-    /// Returns the VMs of the machine in the driver's list, for a deletion: whatever their name, where the
-    /// list says whose a VM is, and otherwise the VMs of the machine's name. Nothing where the driver can't
-    /// list after all.
+    /// Returns the VMs of the machine from the driver's list, for a deletion. Entries with a machine id are
+    /// matched by that id, all others by name. Returns `None` if the driver turns out not to support lists.
     pub async fn own_in_list(
         &mut self,
         class: MachineClass,
@@ -99,7 +98,7 @@ impl Executor<'_, '_, '_> {
         Ok(machines.map(|machines| own_among(machines, self.object.name(), own)))
     }
 
-    /// Returns the driver's list of the cluster; nothing where the driver can't list after all.
+    /// Returns the driver's list of the cluster. Returns `None` if the driver turns out not to support lists.
     async fn listed(
         &mut self,
         stage: Stage,
@@ -127,8 +126,8 @@ fn own_among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>) -> BTr
     own.map(|machine| machine.provider_id).collect()
 }
 
-/// Searches a list for the machine of this name, which drivers know as `own`. Where the list does not say
-/// whose a VM is, a VM of the name is the machine's only if a create was issued for the machine.
+/// Searches a list for the machine of this name, whose identity is `own`. An entry without an identity
+/// matches by name, but only if a create was issued for the machine.
 fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Stage) -> LookUpResult {
     let is_own = |machine: &ListedMachine| match &machine.machine_id {
         Some(id) => own == Some(id),
@@ -164,8 +163,8 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Sta
     }
 }
 
-/// Returns the failure when a driver answers with another VM than the one that was asked about: nothing is
-/// done to that VM, and its id is not written, since it may be another machine's.
+/// Returns the failure when a driver answers with the wrong VM. The answer is not used and its id is not
+/// written, because the VM may belong to another machine.
 pub fn another_vm(
     stage: Stage,
     known: Option<&ProviderId>,

@@ -1,4 +1,4 @@
-//! What the driver gets: the provider spec, and the secrets that a call needs.
+//! Assembles the input of a driver call: the provider spec and the secrets.
 
 use std::sync::LazyLock;
 
@@ -10,13 +10,12 @@ use crate::driver::credentials;
 use crate::machine::status::SecretMovability;
 use cmi_driver::{MachineClass, ProviderSpec};
 
-/// Where the name of a Secret stands, as an error says it.
+/// The location of a Secret's name, as error messages give it.
 static SECRET_OF_RECORD: LazyLock<String> =
     LazyLock::new(|| format!("madeFrom.secret in annotation {}", annotations::VM_RECORD));
 
 impl Executor<'_, '_, '_> {
-    /// Returns the class for every call but a create: the spec, and the credentials that the VM was made with
-    /// or is to be made with.
+    /// Returns the class for every call except a create: the spec and the credentials of the VM.
     pub async fn with_credentials(
         &mut self,
         provider_spec: ProviderSpec,
@@ -43,7 +42,7 @@ impl Executor<'_, '_, '_> {
         })
     }
 
-    /// Adds the bootstrap data, for a create.
+    /// Adds the bootstrap data for a create.
     pub async fn with_bootstrap_data(
         &self,
         class: MachineClass,

@@ -1,4 +1,4 @@
-//! Looks the VM up, creates it and initializes it.
+//! Looks up, creates and initializes the VM.
 
 use jiff::Timestamp;
 use tokio::time::Instant;
@@ -17,17 +17,16 @@ use crate::machine::plan::{LOOK_UP_INTERVAL, PendingCreate, Provision};
 use cmi_driver::{Code, CreateMachineRequest, MachineClass, MachineRef, Operation};
 
 impl Executor<'_, '_, '_> {
-    /// Brings the VM up, or finds that it is up.
+    /// Creates and initializes the VM where necessary.
     ///
     /// # Guarantees
-    /// A create is issued only after the driver answered NOT_FOUND (or lists no VM of the name, or can do
-    /// neither), and only on an object that was written to the API server a moment ago: finalizer, and the
-    /// record in which the create is issued. A create is given up in the time after which a deletion counts
-    /// it as given up.
+    /// A create is issued only after the driver answered NOT_FOUND or listed no VM of the name. Drivers that
+    /// support neither call get the create directly. Finalizer and record are written to the API server
+    /// immediately before the create. The create times out before a deletion assumes that it has timed out.
     pub async fn provision(&mut self, plan: Provision) -> Result<Outcome, ExecuteError> {
         let class = self.with_credentials(plan.look_up.clone()).await?;
-        // The machine was refused before, and no other create can have made its VM: there is nothing to look
-        // up while nothing may be created.
+        // The machine was refused before, and no earlier create can have made its VM. While no create is
+        // allowed, a look-up is useless.
         if plan.half_open_reason.recalled
             && !plan.earlier_create
             && let Some(awaiting_capacity) = self.admit_create_or_wait(&plan, &class)
@@ -58,13 +57,13 @@ impl Executor<'_, '_, '_> {
         }
     }
 
-    /// Writes the finalizer and the record of a machine whose VM the look-up has found.
+    /// Writes the finalizer and the record after the look-up has found the VM.
     async fn own_existing_vm(&mut self, plan: Provision) -> Result<(), ExecuteError> {
         self.ctx.states.clear_absence(self.object.uid());
         let record = if plan.vm_may_exist() {
             plan.record
         } else {
-            // A create that the record does not know of has made the VM, such as one after a backup.
+            // The record lacks the create that made this VM, for example after a restore from a backup.
             let issued = VmEvent::CreateIssued {
                 at: VmEvent::time_of_create(wall_clock::now()),
                 others: false,
@@ -75,7 +74,7 @@ impl Executor<'_, '_, '_> {
         Ok(())
     }
 
-    /// Creates the VM, which the driver does not find.
+    /// Creates the VM after the driver has not found it.
     async fn create(&mut self, plan: Provision, class: MachineClass) -> Result<Outcome, ExecuteError> {
         let wanted = MachineClass {
             provider_spec: plan.made_from.provider_spec.clone(),
@@ -108,14 +107,14 @@ impl Executor<'_, '_, '_> {
         Ok(Outcome::Failed(Box::new(failure)))
     }
 
-    /// Decides whether a create may be issued now; otherwise returns what the machine waits for.
+    /// Returns `None` if a create may be issued now, and otherwise the wait.
     async fn wait_before_create(
         &mut self,
         plan: &Provision,
         wanted: &MachineClass,
     ) -> Result<Option<Outcome>, ExecuteError> {
-        // An earlier create may have made the VM: the driver's NOT_FOUND is reliable only once the driver
-        // can't be behind any more.
+        // An earlier create may have made the VM, so NOT_FOUND counts only after the driver's consistency
+        // window.
         let capabilities = self.permit.known_capabilities();
         let can_look = [Operation::GetMachineStatus, Operation::ListMachines]
             .into_iter()
@@ -138,14 +137,13 @@ impl Executor<'_, '_, '_> {
         if let Some(awaiting_capacity) = self.admit_create_or_wait(plan, wanted) {
             return Ok(Some(awaiting_capacity));
         }
-        // Nothing is written about a create that would not leave this process: otherwise a driver that is
-        // down would cost writes.
+        // If the call cannot be sent, nothing is written. Otherwise, a driver outage would cost writes.
         let sendable = self.permit.driver().prepare_call(Operation::CreateMachine).await;
         let unsent = sendable.err().map(|status| Failure::new(Stage::Create, status));
         Ok(unsent.map(|failure| Outcome::Failed(Box::new(failure))))
     }
 
-    /// Writes the create down, and issues it. Returns when it was issued, and the driver's answer.
+    /// Records the create and issues it. Returns the time of the create and the driver's answer.
     async fn issue_create(
         &mut self,
         plan: &Provision,
@@ -175,15 +173,15 @@ impl Executor<'_, '_, '_> {
         Ok((at, answer))
     }
 
-    /// Records what a failed create leaves, and lets `clusterctl move` go on; writes nothing between the
-    /// tries of one create. `before` is the state before the create.
+    /// Records the result of a failed create and unblocks `clusterctl move`. Writes nothing between the
+    /// attempts of one create. `before` is the state before the create.
     async fn record_refusal(
         &mut self,
         before: VmState,
         issued: Timestamp,
         failure: &Failure,
     ) -> Result<(), ExecuteError> {
-        // The replica that leads by now writes it.
+        // The new leader writes the record.
         if !failure.is_not_leading()
             && let Some(left_something) = left_by_refusal(before, failure)
         {
@@ -196,7 +194,7 @@ impl Executor<'_, '_, '_> {
         Ok(())
     }
 
-    /// Lets a VM of the wanted spec be created; the outcome where there is known to be no capacity for it.
+    /// Admits a create of the wanted spec. Returns the outcome when capacity is known to be exhausted.
     fn admit_create_or_wait(&self, plan: &Provision, class: &MachineClass) -> Option<Outcome> {
         let wanted = MachineClass {
             provider_spec: plan.made_from.provider_spec.clone(),
@@ -207,8 +205,8 @@ impl Executor<'_, '_, '_> {
     }
 }
 
-/// Blocks a machine whose spec has changed since a create that may still be carried out. The VM of that
-/// create is looked for and deleted by the spec that is written down, so that spec stays until there is no
+/// Blocks a machine whose spec has changed while an earlier create may still succeed. The controller needs
+/// the recorded spec to find and delete the VM of that create. It keeps the recorded spec until there is no
 /// such VM.
 fn awaiting_create_of_another_spec(pending_create: PendingCreate) -> Blocked {
     let message = format!(
@@ -222,14 +220,13 @@ fn awaiting_create_of_another_spec(pending_create: PendingCreate) -> Blocked {
     }
 }
 
-/// Returns whether a failed create may have left something other than a VM; `None` where the create is tried
-/// again as it is, or where its VM may exist. `before` is the state before the create.
+/// Returns whether a failed create may have left something other than a VM. Returns `None` if the create is
+/// retried unchanged or its VM may exist. `before` is the state before the create.
 fn left_by_refusal(before: VmState, failure: &Failure) -> Option<bool> {
     if failure.status.is_never_sent() {
         return (!before.may_exist()).then_some(before == VmState::Refused);
     }
-    // Where the name was taken, the VM that has it is another machine's: nothing is to be deleted under this
-    // name.
+    // If the name was taken, the VM belongs to another machine. Nothing may be deleted under this name.
     let is_refused = failure.disposition == Disposition::Terminal;
     is_refused.then(|| failure.status.code() != Code::AlreadyExists)
 }
@@ -276,7 +273,7 @@ mod tests {
         assert_eq!(refused(VmState::None, Code::AlreadyExists), Some(false));
     }
 
-    /// A machine that waits for its quota would cost a write at every try.
+    /// Otherwise, a machine that waits for its quota would cost a write at every attempt.
     #[test]
     fn nothing_is_written_of_a_create_that_is_tried_again() {
         for code in Code::ALL {

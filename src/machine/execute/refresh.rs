@@ -1,4 +1,4 @@
-//! Asks the driver about a VM whose id is known.
+//! Reads the status of a VM whose id is known.
 
 use super::initialize::{made, uninitialized};
 use super::look_up::LookUpResult;
@@ -9,7 +9,7 @@ use crate::machine::plan::{Initialize, Refresh};
 use cmi_driver::Operation;
 
 impl Executor<'_, '_, '_> {
-    /// Asks the driver about a VM whose id is known. No create follows, whatever the driver answers.
+    /// Reads the status of a VM whose id is known. Never leads to a create.
     pub async fn refresh(&mut self, plan: Refresh) -> Result<Outcome, ExecuteError> {
         let class = self.with_credentials(plan.look_up).await?;
         match self

@@ -17,11 +17,11 @@ use cmi_driver::{
     ShutDownMachineRequest, Status,
 };
 
-/// How soon at the earliest a guest that is stopping is asked again, whatever the driver asks for.
+/// The shortest wait before a guest that is stopping is checked again.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
 
 impl Executor<'_, '_, '_> {
-    /// Asks the guest to stop; `None` when the VM may be deleted now.
+    /// Asks the guest to stop. Returns `None` when the VM may be deleted now.
     pub async fn shut_down(
         &mut self,
         plan: &Delete,
@@ -58,7 +58,7 @@ impl Executor<'_, '_, '_> {
             }
             Err(status) => {
                 let failure = Failure::new(Stage::ShutDown, status);
-                // The driver has begun to stop the guest, and waits for that itself.
+                // The driver is stopping the guest and waits for it to stop.
                 let is_accepted = failure.status.code() == Code::Aborted;
                 if is_accepted {
                     self.ctx.states.shut_down_accepted(self.object.uid());
@@ -78,7 +78,7 @@ impl Executor<'_, '_, '_> {
         }
     }
 
-    /// Writes down when the guest's time began, and the state that the driver wants back.
+    /// Records when the grace period began, and the driver's last known state.
     async fn record_acceptance(
         &mut self,
         state: Option<&LastKnownState>,
@@ -96,7 +96,7 @@ impl Executor<'_, '_, '_> {
     }
 }
 
-/// Until when the guest has time, as messages say it.
+/// The end of the grace period, for messages.
 #[derive(Clone, Copy)]
 struct ShutDownDeadline(Option<Timestamp>);
 
@@ -115,9 +115,9 @@ impl std::fmt::Display for ShutDownDeadline {
     }
 }
 
-/// Returns the outcome for a guest that has stopped or accepted to stop; `None` when the VM may be deleted.
-/// OK of a shut-down means either (CMI-127), and a guest that has only accepted needs its time. The guest
-/// gets all of its time where the power state can't be seen.
+/// Returns the outcome for a guest that has stopped or is stopping. Returns `None` when the VM may be
+/// deleted. OK of a shut-down means either (CMI-127), and a guest that is still stopping needs its grace
+/// period. Without a visible power state, the guest gets its full grace period.
 fn after_acceptance(
     answer: Option<cmi_driver::Result<Machine>>,
     deadline: ShutDownDeadline,
@@ -145,8 +145,8 @@ fn after_acceptance(
     }
 }
 
-/// Returns the outcome when the VM can't be read after its guest accepted to stop. A VM that is gone needs no
-/// time.
+/// Returns the outcome when the VM can't be read after its guest accepted to stop. A missing VM needs no
+/// grace period.
 fn unobserved(status: Status, deadline: ShutDownDeadline, requeue_after: Duration) -> Option<Outcome> {
     let message = format!("cannot read whether the guest has stopped: {}", status.message());
     let failure = Failure::new(Stage::ShutDown, status.with_message(message));
@@ -165,9 +165,8 @@ fn shutting_down(observation: &str, deadline: ShutDownDeadline, requeue_after: D
     }
 }
 
-/// Returns the outcome of a failed shut-down; `None` when the VM may be deleted. `requeue_after` is when to
-/// look, where the driver does not say; the driver is asked again no later than when the guest's time is
-/// over.
+/// Returns the outcome of a failed shut-down, and `None` when the VM may be deleted. `requeue_after` is the
+/// wait if the driver requests none. The wait never exceeds the grace period.
 fn after_shut_down(
     mut failure: Failure,
     asking: ShutDown,
@@ -189,7 +188,7 @@ fn after_shut_down(
                 .map_or(requeue_after, |asked| asked.min(asking.left(now)).max(MIN_PAUSE)),
         });
     }
-    // A driver that can't be reached can't be asked to delete the VM either.
+    // A driver that can't be reached can't delete the VM either.
     if asking.last_try && !failure.status.is_never_sent() {
         tracing::warn!(
             code = %failure.status.code(),
@@ -259,7 +258,7 @@ mod tests {
         ));
     }
 
-    /// What the driver asks for must not take more than the guest's time.
+    /// The driver's requested wait must not exceed the grace period.
     #[test]
     fn a_guest_that_is_stopping_is_not_left_alone_for_longer_than_its_time() {
         let requeue_after = |seconds: i64, accepted: Option<Timestamp>| {
@@ -295,7 +294,7 @@ mod tests {
         machine
     }
 
-    /// CMI-127: OK says that it is stopped, or that it will. A plain plugin does not say which.
+    /// CMI-127: OK means that the guest has stopped or is stopping. A plain plugin does not report which.
     #[test]
     fn a_guest_that_has_accepted_to_stop_and_still_may_run_gets_its_time() {
         let running = [PowerState::Starting, PowerState::Running, PowerState::Stopping];

@@ -15,9 +15,9 @@ impl Executor<'_, '_, '_> {
     /// Updates the VM (UPD-01..UPD-03).
     ///
     /// # Guarantees
-    /// The object says that an update is under way before the driver is called: when the update is cut short,
-    /// and the spec then goes back to the applied one, the driver is called all the same, since the VM may be
-    /// half updated. No remediation restarts the VM meanwhile.
+    /// The record shows a running update before the driver is called. If the update is interrupted and the
+    /// spec is then reverted, the driver is still called, because the VM may be half updated. The lock keeps
+    /// remediation from restarting the VM during the call.
     pub async fn update(&mut self, plan: Update) -> Result<Outcome, ExecuteError> {
         let class = self.with_credentials(plan.wanted.clone()).await?;
         let uid = self.object.uid().to_owned();
@@ -47,7 +47,7 @@ impl Executor<'_, '_, '_> {
     }
 }
 
-/// Returns the record of a machine whose VM has the wanted spec.
+/// Returns the record after the VM was updated to the wanted spec.
 fn updated(mut record: VmRecord, wanted: &ProviderSpec) -> VmRecord {
     if let Some(made) = &mut record.made_from {
         made.provider_spec.clone_from(wanted);
@@ -55,7 +55,8 @@ fn updated(mut record: VmRecord, wanted: &ProviderSpec) -> VmRecord {
     record.after(VmEvent::UpdateDone)
 }
 
-/// Returns the status of a machine whose update begins; the same as before where it has begun already.
+/// Returns the status of a machine whose update begins. The status is unchanged if the update has already
+/// begun.
 fn announced(machine: &InfraMachine) -> InfraMachineStatus {
     let mut status = machine.status.clone().unwrap_or_default();
     if status

@@ -1,4 +1,4 @@
-//! The calls about the machine's VM that more than one step makes.
+//! Calls about the VM that several steps share.
 
 use super::Executor;
 use crate::api::identity;
@@ -10,7 +10,7 @@ use cmi_driver::{
 };
 
 impl Executor<'_, '_, '_> {
-    /// Asks the driver for the status of the VM.
+    /// Reads the status of the VM.
     pub async fn read(
         &mut self,
         provider_id: Option<&ProviderId>,
@@ -24,7 +24,7 @@ impl Executor<'_, '_, '_> {
         self.object.awaiting(Operation::GetMachineStatus, call).await
     }
 
-    /// Looks for the VM of this id, or without an id, for any VM of the machine.
+    /// Looks for the VM with this id. Without an id, looks for any VM of the machine.
     pub async fn presence_of_vm(
         &mut self,
         provider_id: Option<&ProviderId>,
@@ -43,7 +43,8 @@ impl Executor<'_, '_, '_> {
         }
     }
 
-    /// Deletes the VM of this id, or of the machine's name. Returns the failure, unless the VM is gone.
+    /// Deletes the VM with this id, or without an id, the VM with the machine's name. Returns `None` when the
+    /// call succeeded or the VM is gone, and otherwise the failure.
     pub async fn remove_vm(
         &mut self,
         provider_id: Option<ProviderId>,
@@ -71,7 +72,7 @@ impl Executor<'_, '_, '_> {
 
 /// Whether the driver sees a VM.
 pub enum VmPresence {
-    /// The driver sees a VM. Holds its id, where the driver says it.
+    /// The driver sees a VM. Holds its id, if the driver returned it.
     Present(Option<ProviderId>),
     /// The driver sees no VM.
     Absent,

@@ -1,4 +1,4 @@
-//! What a reconcile sees before it plans.
+//! Tests the input of a plan.
 
 use std::convert::Infallible;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,6 @@ use crate::reconcile::caches::{Caches, ClusterIds};
 use crate::telemetry::metrics::Metrics;
 use cmi_driver::{Capabilities, Code, SpecSchema, Status};
 
-/// A driver called `pool`, and nothing else.
 fn context(driver: FakeDriver) -> Context {
     let unused =
         tower::service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
@@ -43,8 +42,8 @@ fn context(driver: FakeDriver) -> Context {
     }
 }
 
-/// CMI-37: when a driver refuses and another one is met before that is written down, it was not
-/// the other one that refused.
+/// CMI-37: the driver may reconnect before its refusal is recorded. The refusal then belongs to the previous
+/// driver.
 #[tokio::test]
 async fn a_driver_that_is_met_during_a_call_is_not_the_one_that_answered_it() {
     let driver = FakeDriver::default();
@@ -55,7 +54,7 @@ async fn a_driver_that_is_met_during_a_call_is_not_the_one_that_answered_it() {
     assert_eq!(gathered.observed.connection_generation, 1);
 }
 
-/// A plugin that is upgraded may take what the one before would have refused.
+/// After an upgrade, a plugin may accept specs that it refused before.
 #[tokio::test(start_paused = true)]
 async fn the_schema_of_a_driver_that_was_lost_refuses_nothing() {
     let mut strict = Capabilities::minimal();
@@ -122,7 +121,7 @@ fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is
     );
 }
 
-/// No VM was made by the driver that refused: another one may be tried.
+/// The driver that refused made no VM, so another driver may be tried.
 #[test]
 fn a_machine_gets_the_driver_that_it_asks_for_until_a_vm_may_exist() {
     let moved = machine().identified().configured_driver("other");
@@ -135,7 +134,7 @@ fn a_machine_gets_the_driver_that_it_asks_for_until_a_vm_may_exist() {
     assert_eq!(choice(&machine().build()), Choice::Asked(None));
 }
 
-/// A namespace that may not use a driver any more still has its VMs looked after, and can be emptied.
+/// A namespace that has lost access to a driver keeps its VMs, and they can be deleted.
 #[test]
 fn a_vm_is_looked_after_by_the_driver_that_has_it() {
     let deleted = machine().identified().deleted_at(wall_clock::now());
@@ -169,7 +168,8 @@ fn our_own_notes_are_no_reason_to_try_again_and_everything_a_user_writes_is() {
     }
 }
 
-/// Of two that want one VM neither gets it, and one that has it is never contested by one that wants it.
+/// Two machines that want the same VM both wait. A machine that has a VM is never contested by a machine that
+/// wants the VM.
 #[tokio::test]
 async fn a_machine_that_wants_a_vm_sees_every_other_that_names_it() {
     let wants = |namespace: &str, name: &str| {

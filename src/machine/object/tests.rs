@@ -1,4 +1,4 @@
-//! What a write changes.
+//! Tests the writes to an object.
 
 use std::future::ready;
 
@@ -46,7 +46,7 @@ async fn the_record_is_written_where_it_differs_and_with_the_finalizer() {
     assert!(server.is_kept());
 }
 
-/// What the driver answered holds, whatever other clients write.
+/// A driver's answer stays valid when other clients write.
 #[tokio::test]
 async fn a_change_of_the_record_is_made_to_the_record_as_it_is_now() {
     let server = Server::with(&machine().known("sim://1").build());
@@ -73,7 +73,7 @@ async fn a_change_of_the_record_is_made_to_the_record_as_it_is_now() {
     assert!(matches!(lost, Err(Error::Conflict { .. })), "{lost:?}");
 }
 
-/// The refusal of one create says nothing of another.
+/// The refusal of one create does not cover other creates.
 #[tokio::test]
 async fn a_refusal_takes_back_the_create_that_was_refused_and_lets_clusterctl_go_on() {
     for (issued, left) in [(0, "Refused"), (1, "Creating")] {
@@ -173,7 +173,7 @@ fn provisioned(machine: &InfraMachine) -> InfraMachineStatus {
     status
 }
 
-/// The call that the status reports is done, and is not to be made again.
+/// The reported call has ended and must not be repeated.
 #[tokio::test]
 async fn status_write_ignores_only_changes_without_effect_on_the_plan() {
     let server = Server::with(&machine().identified().build());
@@ -188,7 +188,7 @@ async fn status_write_ignores_only_changes_without_effect_on_the_plan() {
     assert!(server.object().is_provisioned());
 }
 
-/// The providerID comes with the end of the create, and clusterctl may go on.
+/// The write of the providerID also ends the create and unblocks clusterctl.
 #[tokio::test]
 async fn the_provider_id_ends_its_create_and_lets_a_move_go_on() {
     let server = Server::with(&machine().build());
@@ -217,8 +217,7 @@ async fn the_provider_id_ends_its_create_and_lets_a_move_go_on() {
     assert_eq!(server.version(), "3", "nothing is written twice");
 }
 
-/// A create is issued only on an object that was written a moment ago, so that a cache that
-/// is behind creates nothing.
+/// The object is always written before a create, so that a stale cache creates nothing.
 #[tokio::test]
 async fn every_create_is_written_before_it_is_issued_and_keeps_clusterctl_waiting() {
     for (fixture, block) in [

@@ -1,4 +1,4 @@
-//! How long every failure is waited for, and what it says.
+//! Tests the wait and the message of every failure.
 
 use super::*;
 use crate::api::retry::{FIRST_BACKOFF, LONG_WAIT, MAX_BACKOFF};
@@ -15,13 +15,13 @@ fn asking(stage: Stage, code: Code, wait: Duration) -> Failure {
 /// CTL-CR-01..CTL-CR-16, CTL-DE-02..CTL-DE-16, CTL-GS-02..CTL-GS-16, INI-17
 #[test]
 fn every_call_and_code_waits_as_its_class_says() {
-    // A guest that can't be asked to stop is no failure: its VM is deleted.
+    // A failed shutdown request does not count as a failure, because the VM is then deleted.
     for stage in Stage::ALL.into_iter().filter(|stage| *stage != Stage::ShutDown) {
         for code in Code::ALL {
             let failure = failure(stage, code);
             let (first, tenth) = (failure.wait(1, 0.0), failure.wait(10, 0.0));
             let expected = match code {
-                // Not called for an InfraMachine: what follows is the remediation's, and the drain's.
+                // Not called for an InfraMachine. Remediation and drain handle these stages.
                 _ if matches!(stage, Stage::Restart | Stage::VolumeIds) => continue,
                 Code::Canceled
                 | Code::Unknown
@@ -86,8 +86,8 @@ fn jitter_only_shortens_a_wait_and_never_to_nothing() {
     }
 }
 
-/// What a driver asks for is a lower bound: one that asks for a second each time must not be
-/// called every second for ever.
+/// A driver's requested delay is a lower bound. A driver that always requests one second must not be called
+/// every second.
 #[test]
 fn a_wait_that_the_driver_asks_for_is_kept_and_never_ends_the_back_off() {
     let seconds = Duration::from_secs;
@@ -124,7 +124,7 @@ fn a_wait_that_the_driver_asks_for_is_kept_and_never_ends_the_back_off() {
     );
 }
 
-/// CTL-CR-01: a replica that does not lead has made no call, and has nothing to write.
+/// CTL-CR-01: a replica that does not lead has made no call and writes nothing.
 #[test]
 fn a_call_that_was_not_made_is_waited_for_in_silence() {
     let failed = |status: Status| {
@@ -156,8 +156,7 @@ fn only_an_update_that_finds_no_vm_gives_reason_to_look_for_it() {
     }
 }
 
-/// CTL-CR-06: what a driver says beside ALREADY_EXISTS is the VM that has the name, and its id
-/// would be written for good.
+/// CTL-CR-06: an ALREADY_EXISTS answer contains the VM that has the name. Its id must not be written.
 #[test]
 fn only_a_vm_that_is_the_machines_own_is_taken_from_an_error() {
     let vm = cmi_driver::Machine::new("sim://1".parse().unwrap(), "node");
@@ -170,7 +169,7 @@ fn only_a_vm_that_is_the_machines_own_is_taken_from_an_error() {
     }
 }
 
-/// OPS-11: only the create carries the bootstrap data, and a driver may keep them and say them later.
+/// OPS-11: only the create carries bootstrap data, and a driver may repeat them in a later answer.
 #[test]
 fn what_a_driver_says_after_the_create_may_hold_what_only_the_create_carried() {
     for stage in Stage::ALL {

@@ -1,5 +1,5 @@
-//! Adoption of a VM that another controller has made: no VM is created, and the VM is not touched before the
-//! driver has confirmed that it exists.
+//! Adoption of a VM that another controller created. No VM is created, and the VM is not touched until the
+//! driver confirms it.
 
 use std::time::Duration;
 
@@ -18,15 +18,14 @@ use crate::machine::adoption::{given_state, given_tags};
 use crate::machine::outcome::{Blocked, Outcome};
 use cmi_driver::{Operation, ProviderSpec};
 
-/// How long until the next look-up of a VM that the driver does not see: one that is to be adopted, or that a
-/// create may still make.
+/// The wait between look-ups of an unseen VM that is to be adopted or that a create may still make.
 pub const LOOK_UP_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How long until the next check whether the cache has the current version of the object; as a rule, a watch
-/// event comes before.
+/// The wait before checking whether the cache holds the current version of the object. Usually a watch event
+/// comes first.
 const UNTIL_CACHED: Duration = Duration::from_secs(1);
 
-/// Returns what keeps a machine from adopting its VM, whatever the driver says.
+/// Returns the obstacle to an adoption that no driver call can resolve.
 pub(super) fn obstacle(
     machine: &InfraMachine,
     observed: &Observed,
@@ -64,8 +63,8 @@ pub(super) fn obstacle(
     })
 }
 
-/// Decides what has to be done for a machine whose VM is to be adopted. `wanted` is the spec of the machine
-/// with the tags that the VM carries.
+/// Decides the next action for a machine that adopts a VM. `wanted` is the machine's spec with the tags of
+/// the VM.
 pub(super) fn plan_adoption(
     machine: &InfraMachine,
     observed: &Observed,
@@ -88,7 +87,7 @@ pub(super) fn plan_adoption(
             }
             .into();
         }
-        // The driver is asked anew first.
+        // The driver's capabilities are queried first.
         Err(_) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
     };
     if let Some(wait) = retry_wait(observed) {
@@ -97,7 +96,7 @@ pub(super) fn plan_adoption(
     if observed.conflict == ProviderIdConflict::Unknown {
         return Outcome::Requeue(UNTIL_CACHED).into();
     }
-    // The obstacle of a state that can't be read was reported before.
+    // An unreadable state was already reported as an obstacle.
     let state = given_state(machine).ok().flatten();
     let record = record
         .adopting(made_from(machine, driver, look_up.clone()))
@@ -111,7 +110,7 @@ pub(super) fn plan_adoption(
 }
 
 fn too_late(machine: &InfraMachine) -> String {
-    // A providerID can be neither changed nor removed by hand.
+    // Users can neither change nor remove a providerID.
     let remedy = match machine.spec.provider_id {
         Some(_) => {
             "delete this InfraMachine first and then its Machine, or remove the annotation if \

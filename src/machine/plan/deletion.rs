@@ -1,4 +1,4 @@
-//! How a VM is deleted: only as the machine's own, and never while the machine is paused.
+//! Plans the deletion of a VM. Deletes only the machine's own VM, and never while the machine is paused.
 
 use std::time::Duration;
 
@@ -19,17 +19,17 @@ use crate::machine::finalizer::has_finalizer;
 use crate::machine::outcome::{Outcome, RemovalReason};
 use cmi_driver::Operation;
 
-/// How long the guest gets to shut down when the object does not say, in seconds.
+/// The default grace period of a guest, in seconds.
 const SHUTDOWN_TIMEOUT: i32 = 60;
-/// How often in a row ShutDownMachine has to fail before the VM is deleted without it; the guest's time,
-/// which runs from the deletion of the object, has to be over as well. The process counts these failures: a
-/// status counts the failures of all calls together, and an object that can't be read has none.
+/// The VM is deleted without a shutdown after this number of consecutive ShutDownMachine failures. The grace
+/// period, counted from the deletion of the object, must have ended too. The process counts these failures,
+/// because a status counts the failures of all calls together, and an unreadable object has no status.
 pub const SHUT_DOWN_TRIES: u32 = 4;
 
-/// Decides what has to be done for a machine that is being deleted.
+/// Decides the next action for a machine that is being deleted.
 pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     let is_forced = identity::annotation(machine, annotations::FORCE_DELETE) == Some("true");
-    // The pause of the Cluster is not enough: the cache may be behind, or have lost the Cluster already.
+    // The pause of the Cluster is not enough, because the cache may be stale or may already lack the Cluster.
     let is_moved = identity::annotation(machine, annotations::DELETE_FOR_MOVE).is_some();
     if !has_finalizer(machine) {
         return plan_without_finalizer(machine, observed);
@@ -37,7 +37,7 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     if is_moved && !is_forced {
         return plan_moved(machine, observed);
     }
-    // A move that stopped halfway leaves its Cluster paused; a complete one would have removed the finalizer.
+    // An interrupted move leaves its Cluster paused. A completed move would have removed the finalizer.
     if let Some(block) = paused(machine, observed.cluster.as_deref()).filter(|_| !is_moved) {
         return Outcome::Blocked(block).into();
     }
@@ -64,14 +64,14 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
         Ok(DriverState::Known(driver)) => driver,
         Ok(DriverState::Unknown(status)) => return capabilities_unknown(OperationType::Delete, status),
         Ok(DriverState::Pending) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
-        // The spec was never valid, and no driver is left that could say whether anything was made.
+        // The spec was never valid, and no driver is left to report whether anything was made.
         Err(_) if refused => return Outcome::RemoveFinalizer(RemovalReason::NeverCreated).into(),
         Err(unresolved) => return no_driver(machine, None, unresolved),
     };
     if let Some(wait) = retry_wait(observed) {
         return Outcome::Waiting(wait.requeue_after()).into();
     }
-    // Another id than that of a known VM was not written by this provider.
+    // The providerID of an unconfirmed VM was not written by this provider.
     let provider_id = known_provider_id(machine).filter(|_| record.state.is_known());
     let shut_down = shut_down(machine, record.state, observed)
         .filter(|_| driver.capabilities.supports(Operation::ShutDownMachine) && !refused);
@@ -88,7 +88,7 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     .into()
 }
 
-/// Plans an object that this provider holds and whose record was removed.
+/// Plans an object that has this provider's finalizer and has lost its record.
 fn plan_lost_record() -> Plan {
     let message = format!(
         "annotation {} is missing, so no VM can be deleted safely: restore it, or delete the VM by hand and \
@@ -99,8 +99,8 @@ fn plan_lost_record() -> Plan {
     blocked(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message)
 }
 
-/// Plans an object that this provider does not hold, or no longer holds. Where this provider has written
-/// conditions, it says whose finalizers hold the object.
+/// Plans an object without this provider's finalizer. If this provider has written conditions, the status
+/// names the remaining finalizers.
 fn plan_without_finalizer(machine: &InfraMachine, observed: &Observed) -> Plan {
     let has_said_something = machine
         .status
@@ -122,9 +122,9 @@ fn plan_without_finalizer(machine: &InfraMachine, observed: &Observed) -> Plan {
     )
 }
 
-/// Plans an object that clusterctl has moved: clusterctl has created the object in another management
-/// cluster, marked this one and deleted it, and removes the finalizers next, which is not worth a write. The
-/// VM belongs to the other object and is left alone, even when the mark stays.
+/// Plans an object that clusterctl has moved. clusterctl has created the object in another management
+/// cluster, and has marked and deleted this object. It removes the finalizers next, so no write is needed.
+/// The VM belongs to the other object and is left alone, even if the mark stays.
 fn plan_moved(machine: &InfraMachine, observed: &Observed) -> Plan {
     let deleted = machine.metadata.deletion_timestamp.as_ref();
     let left = deleted.and_then(|deleted| remaining(deleted.0, GRACE, observed.now));
@@ -141,9 +141,9 @@ fn plan_moved(machine: &InfraMachine, observed: &Observed) -> Plan {
 
 /// Returns the create that may still make a VM.
 ///
-/// The settle time runs by two clocks, and is over when one of them says so: the wall clock runs from the
-/// latest time at which the create was given up, which a restart does not interrupt, and the monotonic clock
-/// from when the VM was first absent, which nothing sets back.
+/// Two clocks measure the settle time, and it ends when either clock shows its end. The wall clock starts at
+/// the create's latest timeout and survives a restart. The monotonic clock starts when the VM was first
+/// absent and can't be set back.
 pub(super) fn pending_create(
     state: VmState,
     observed: &Observed,
@@ -172,7 +172,7 @@ pub(super) fn pending_create(
     })
 }
 
-/// Returns how long ago the object was deleted; zero if a clock was set back.
+/// Returns the time since the object was deleted, and zero if a clock was set back.
 fn deleted_for(machine: &InfraMachine, now: Timestamp) -> Duration {
     let deleted = machine.metadata.deletion_timestamp.as_ref();
     deleted
@@ -180,11 +180,11 @@ fn deleted_for(machine: &InfraMachine, now: Timestamp) -> Duration {
         .unwrap_or_default()
 }
 
-/// Returns how the guest is asked to stop; nothing where it has no time, or no time left.
+/// Returns how to shut the guest down, and `None` when it has no grace period left.
 pub(super) fn shut_down(machine: &InfraMachine, state: VmState, observed: &Observed) -> Option<ShutDown> {
     let seconds = machine.spec.shutdown_timeout_seconds.unwrap_or(SHUTDOWN_TIMEOUT);
     let grace = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
-    // A time in the future comes from a clock that was set back: the driver is asked anew.
+    // An acceptance in the future means that a clock was set back. The driver is asked again.
     let accepted = match state {
         VmState::ShuttingDown { accepted, .. } => Some(accepted),
         VmState::None

@@ -1,4 +1,4 @@
-//! A VM that was handed to Cluster API: no other VM is ever made for its Machine.
+//! Plans for a provisioned VM. No other VM is ever created for its Machine.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use crate::machine::outcome::{Blocked, Outcome};
 use crate::machine::runtime_state::LookUpHint;
 use cmi_driver::{Machine, Operation, ProviderId, ProviderSpec};
 
-/// Decides what has to be done for a machine whose VM was handed to Cluster API and that is not paused.
-/// `wanted` is its spec as the driver would get it, if that can be computed.
+/// Decides the next action for a provisioned machine that is not paused. `wanted` is its spec for the driver,
+/// if that can be computed.
 pub fn plan_provisioned(
     machine: &InfraMachine,
     observed: &Observed,
@@ -29,17 +29,16 @@ pub fn plan_provisioned(
     let mut requeue_after = None;
     let lacks_look_up = lacks(observed, Operation::GetMachineStatus);
     let can_look = offers(Operation::GetMachineStatus) && !lacks_look_up;
-    // Before anything else: a spec that is refused, or an update that fails, must not
-    // hide that the VM is gone.
+    // The look-up comes first, because a refused spec or a failed update must not hide a missing VM.
     if can_look {
         let initialize = if lacks(observed, Operation::InitializeMachine) {
             Initialize::Never
         } else {
             Initialize::OnRequest
         };
-        // A VM that waits for a call the driver does not offer would not settle by polling.
+        // Polling does not settle a VM that waits for an unsupported call.
         let unsettled = is_unsettled(machine) && initialize == Initialize::OnRequest;
-        // A hint that the driver could not answer stays, and waits as any failed call does.
+        // An unanswered hint stays, and waits like any failed call.
         let hinted = observed.state.hint.is_some();
         let unanswered = look_up_wait(observed).filter(|_| hinted && !observed.state.hint_is_new);
         requeue_after = until_settling(observed).filter(|_| unsettled).or(unanswered);
@@ -73,7 +72,7 @@ pub fn plan_provisioned(
         }
     };
     let Changes { hot, not_updatable } = Changes::between(applied, &wanted, &driver.capabilities);
-    // The VM may be half updated, wherever the object was moved.
+    // The VM may be half updated, even after a move.
     let is_unfinished = matches!(record.state, VmState::Updating { .. });
     let differs = is_unfinished || !hot.is_empty() || !not_updatable.is_empty();
     let report_done = match InPlaceUpdate::of(machine) {
@@ -83,8 +82,7 @@ pub fn plan_provisioned(
         InPlaceUpdate::None | InPlaceUpdate::NotRequested | InPlaceUpdate::Done => None,
     };
     if not_updatable.is_empty() && (is_unfinished || !hot.is_empty()) {
-        // A driver that has answered that it does not offer the look-up can be asked for an update all the
-        // same.
+        // An unsupported look-up does not delay an update.
         if let Some(wait) = retry_wait(observed).filter(|_| !lacks_look_up) {
             return Outcome::Waiting(requeue_after.into_iter().chain(wait.requeue_after()).min()).into();
         }
@@ -104,8 +102,7 @@ pub fn plan_provisioned(
     .into()
 }
 
-/// Blocks an update that Cluster API manages and that an extension is to carry out, which may not be this
-/// provider's.
+/// Blocks an update that Cluster API manages and that another extension may have to carry out.
 fn update_not_requested(requeue_after: Option<Duration>) -> Plan {
     let message = "Cluster API updates the machine in place and has not asked this provider to change the \
         VM: another extension that is registered for UpdateMachine must update it";

@@ -1,4 +1,4 @@
-//! The steps that a plan can have, and what each of them needs.
+//! The steps of a plan, and their inputs.
 
 use std::time::Duration;
 
@@ -11,31 +11,31 @@ use crate::driver::{HalfOpenReason, Priority};
 use crate::machine::outcome::Outcome;
 use cmi_driver::{ProviderId, ProviderSpec};
 
-/// What has to be done for a machine.
+/// The next action for a machine.
 #[derive(Debug)]
 pub enum Plan {
-    /// No driver call: the outcome is known.
+    /// No driver call is needed. The outcome is known.
     Outcome(Outcome),
-    /// Write the finalizer again; everything else comes after that.
+    /// Restore the finalizer before anything else.
     RestoreFinalizer,
-    /// Write the annotation by which Cluster API learns that the VM has the spec that it asked for.
+    /// Write the annotation that tells Cluster API that the VM has the requested spec.
     ReportInPlaceUpdate(Option<String>),
     /// Call the driver.
     Execute(Step),
 }
 
-/// What the driver is called for.
+/// A step that calls the driver.
 #[derive(Debug)]
 pub enum Step {
-    /// Look the VM up, create it if it is not there, initialize it.
+    /// Look up the VM, create it if absent, and initialize it.
     Provision(Box<Provision>),
-    /// Have the driver confirm a VM that something else created, and adopt it.
+    /// Adopt a VM that another controller created, after the driver confirms it.
     Adopt(Box<Adopt>),
-    /// Ask the driver how the VM is.
+    /// Read the status of the VM.
     Refresh(Box<Refresh>),
-    /// Bring the VM to the wanted spec.
+    /// Update the VM to the wanted spec.
     Update(Box<Update>),
-    /// Shut down and delete the VM, until it is gone.
+    /// Shut down and delete the VM, and confirm the deletion.
     Delete(Box<Delete>),
 }
 
@@ -52,17 +52,17 @@ impl From<Step> for Plan {
 }
 
 impl Step {
-    /// What a permit of the driver is needed for.
+    /// The priority of the step's permit.
     pub fn priority(&self) -> Priority {
         match self {
-            // A VM that may exist is looked up first, which must not wait for the creates of other machines.
+            // The look-up of a VM that may exist must not wait for the creates of other machines.
             Self::Provision(plan) if plan.vm_may_exist() => Priority::Upkeep,
             Self::Provision(_) => Priority::Create,
             Self::Adopt(_) | Self::Refresh(_) | Self::Update(_) | Self::Delete(_) => Priority::Upkeep,
         }
     }
 
-    /// The operation that the step is part of.
+    /// The operation that includes the step.
     pub fn during(&self) -> OperationType {
         match self {
             Self::Provision(_) | Self::Adopt(_) | Self::Refresh(_) => OperationType::Create,
@@ -73,10 +73,10 @@ impl Step {
 }
 
 impl Plan {
-    /// What has to be known of the admission policies before the plan is carried out.
+    /// The check of the admission policies that the plan requires.
     pub fn required_policy_check(&self) -> RequiredPolicyCheck {
         match self {
-            // The step takes over the VM that it finds, and may initialize it.
+            // The step takes over an existing VM, and may initialize it.
             Self::Execute(Step::Provision(plan)) if !plan.is_identified => RequiredPolicyCheck::Cached,
             Self::Execute(_) | Self::Outcome(Outcome::RemoveFinalizer(_)) => RequiredPolicyCheck::Fresh,
             Self::RestoreFinalizer => RequiredPolicyCheck::Cached,
@@ -85,8 +85,8 @@ impl Plan {
         }
     }
 
-    /// Whether nothing is done about the machine now, and it is not paused: an earlier failure that is not
-    /// published yet can come first.
+    /// Returns whether the plan does nothing now and the machine is not paused. Then an earlier unpublished
+    /// failure can be published first.
     pub fn is_idle(&self) -> bool {
         matches!(
             self,
@@ -95,149 +95,150 @@ impl Plan {
     }
 }
 
-/// The check of the admission policies that a plan needs, so that it acts on no forged identity.
+/// The check of the admission policies that a plan needs so that it never acts on a forged identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredPolicyCheck {
-    /// None: the plan acts on no identity.
+    /// No check. The plan acts on no identity.
     None,
-    /// The last check of the policies is enough: the plan reaches no VM that exists.
+    /// The last check of the policies is enough, because the plan reaches no existing VM.
     Cached,
-    /// The plan acts on a VM that may exist, or lets one be forgotten: a check has to begin after the machine
-    /// was read.
+    /// The check must start after the machine was read, because the plan acts on or forgets a VM that may
+    /// exist.
     Fresh,
 }
 
-/// Look up, create, initialize.
+/// The input to look up, create and initialize a VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Provision {
-    /// The record of the machine, as it is before the create.
+    /// The record of the machine before the create.
     pub record: VmRecord,
-    /// How the VM is to be made.
+    /// How the VM will be made.
     pub made_from: MadeFrom,
-    /// The spec to look up with: the spec of an earlier create, or the wanted one.
+    /// The spec for the look-up: the spec of an earlier create, else the wanted spec.
     pub look_up: ProviderSpec,
     /// The name of the Secret with the bootstrap data.
     pub bootstrap: String,
-    /// Whether the object had a record when it was read: the VM of its identity is looked up, whatever its
-    /// owner is. Without one, the identity is the object's UID, which can't be forged.
+    /// Whether the object had a record when it was read. The VM with the recorded identity is looked up, even
+    /// if it belongs to another machine. Without a record, the identity is the object's UID, which can't be
+    /// forged.
     pub is_identified: bool,
     /// Whether an earlier create may still be carried out.
     pub earlier_create: bool,
-    /// An earlier create that may still make a VM of another spec: a create now would write down its own
-    /// spec, and a VM is looked up and deleted only by the spec that is written down.
+    /// An earlier create that may still make a VM with a different spec. A create now would overwrite the
+    /// recorded spec, which is the only spec for finding and deleting that VM.
     pub pending_create: Option<PendingCreate>,
     /// Why the create may be let through although capacity was exhausted.
     pub half_open_reason: HalfOpenReason,
 }
 
 impl Provision {
-    /// Whether an earlier create may have made a VM.
+    /// Returns whether an earlier create may have made a VM.
     pub fn vm_may_exist(&self) -> bool {
         self.record.state.may_exist()
     }
 }
 
-/// Look up, and adopt the VM that is found. Nothing to create with is part of it.
+/// The input to look up and adopt a VM. It contains nothing that a create needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adopt {
-    /// The record to write once the driver has confirmed the VM.
+    /// The record to write after the driver has confirmed the VM.
     pub record: VmRecord,
-    /// The spec to look up with, with the tags that the VM carries.
+    /// The spec for the look-up, with the tags of the VM.
     pub look_up: ProviderSpec,
     /// The id of the VM.
     pub provider_id: ProviderId,
 }
 
-/// Look up, and initialize where the driver asks for it. Nothing to create with is part of it.
+/// The input to look up a VM and to initialize it on request. It contains nothing that a create needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refresh {
-    /// The spec to look up with: the spec of the create.
+    /// The spec for the look-up: the spec of the create.
     pub look_up: ProviderSpec,
     /// The id of the VM.
     pub provider_id: ProviderId,
-    /// When the driver is asked to initialize the VM.
+    /// When to initialize the VM.
     pub initialize: Initialize,
 }
 
-/// When a driver is asked to initialize a VM whose id is known.
+/// When to initialize a VM whose id is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initialize {
-    /// The VM was never handed to Cluster API: where the driver asks for it, or can't look up.
+    /// When the driver requests it or can't look up. The VM was never provisioned.
     OnTheWayUp,
-    /// Where the driver asks for it.
+    /// When the driver requests it.
     OnRequest,
-    /// Never: the driver has answered that it does not offer this.
+    /// Never, because the driver has answered that it does not support the call.
     Never,
 }
 
-/// Hot update.
+/// The input of an update.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Update {
     /// The id of the VM.
     pub provider_id: ProviderId,
-    /// The spec that the VM was last brought to.
+    /// The spec that the VM was last updated to.
     pub applied: ProviderSpec,
-    /// The spec that the VM has to be brought to.
+    /// The wanted spec.
     pub wanted: ProviderSpec,
-    /// The annotation by which Cluster API learns that the VM has the wanted spec, where it has asked for
-    /// that.
+    /// The annotation that tells Cluster API that the VM has the wanted spec, if Cluster API has requested
+    /// this.
     pub report_done: Option<String>,
 }
 
-/// Shut down and delete.
+/// The input to shut down and delete a VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Delete {
-    /// The id of the VM, when it is known.
+    /// The id of the VM, if known.
     pub provider_id: Option<ProviderId>,
     /// The spec that the VM was made from.
     pub spec: ProviderSpec,
-    /// How the guest is asked to stop, while it has time.
+    /// How to shut the guest down, while it has grace period left.
     pub shut_down: Option<ShutDown>,
-    /// A create that may still make a VM, so that the absence of the VM is no proof.
+    /// A create that may still make a VM. Until it is settled, the absence of the VM proves nothing.
     pub pending_create: Option<PendingCreate>,
-    /// Whether a create that was never answered may have made another VM beside the one whose id is known.
+    /// Whether an unanswered create may have made a second VM, in addition to the known VM.
     pub may_have_second_vm: bool,
-    /// Whether the driver refused every create for good: it may have made something, but no VM, and may
-    /// refuse the same spec again.
+    /// Whether the driver terminally refused every create. Such a create made no VM, but may have made
+    /// something else. The driver may refuse the same spec again.
     pub refused: bool,
-    /// When to look again, while the VM still exists.
+    /// When to check again while the VM still exists.
     pub requeue_after: Duration,
 }
 
-/// The guest's time to shut down.
+/// The grace period of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShutDown {
-    /// The length of the time.
+    /// The length of the grace period.
     pub grace: Duration,
-    /// When the driver accepted to shut the guest down, which starts the time; `None` where it has not yet.
+    /// When the driver accepted the shutdown, which starts the grace period. `None` before that.
     pub accepted: Option<Timestamp>,
-    /// Whether the driver has had its tries: another failure does not hold the deletion up.
+    /// Whether this is the last attempt. If it fails, the deletion continues.
     pub last_try: bool,
 }
 
 impl ShutDown {
-    /// Returns what is left of the guest's time.
+    /// Returns the rest of the grace period.
     pub fn left(&self, now: Timestamp) -> Duration {
         let passed = self.accepted.and_then(|accepted| elapsed(accepted, now));
         self.grace.saturating_sub(passed.unwrap_or_default())
     }
 }
 
-/// A create that was never answered and may still be carried out.
+/// An unanswered create that may still be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PendingCreate {
     /// When the create was issued.
     pub issued: Timestamp,
-    /// The latest time at which the create can be carried out.
+    /// The latest time when the create can be carried out.
     pub latest: Timestamp,
-    /// How long the VM has to be absent once the create was given up.
+    /// How long the VM must be absent after the create has timed out.
     pub time: Duration,
-    /// What is left until one of these times has come.
+    /// The time until one of these limits is reached.
     pub left: Duration,
 }
 
 impl PendingCreate {
-    /// Says in words, which stay the same, until when the VM is looked for.
+    /// Returns a constant message that gives the end of the search for the VM.
     pub fn in_words(&self) -> String {
         let (issued, latest, seconds) = (self.issued, self.latest, self.time.as_secs_f64());
         format!(

@@ -1,4 +1,4 @@
-//! Every rule of the contract, as a plan for one machine in one world.
+//! Tests every rule of the contract with one machine in one world.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ mod adoption;
 mod deletion;
 mod provisioned;
 
-/// Outcomes hold errors, which can't be compared but by what they show.
+/// Outcomes contain errors, which can only be compared by their debug output.
 impl PartialEq for Plan {
     fn eq(&self, other: &Self) -> bool {
         format!("{self:?}") == format!("{other:?}")
@@ -32,7 +32,7 @@ impl PartialEq<Outcome> for Plan {
     }
 }
 
-/// What a machine is blocked by, as (condition, reason).
+/// Returns the block of a plan.
 #[track_caller]
 fn blocked(plan: Plan) -> Blocked {
     match plan {
@@ -73,7 +73,7 @@ fn waits(seconds: u64) -> Outcome {
     Outcome::Waiting(Some(Duration::from_secs(seconds)))
 }
 
-/// As [`failing`], with a failure that is the first one.
+/// Like [`failing`], for a first failure.
 fn failing_once(seconds: i64) -> MachineFixture {
     failing(seconds).status(|status| {
         if let Some(last) = &mut status.last_operation {
@@ -99,7 +99,7 @@ fn without_a_machine_as_controller_owner_nothing_is_written() {
     }
 }
 
-/// Cluster API makes the object a moment before the Machine that owns it.
+/// Cluster API creates the object shortly before its owner Machine.
 #[test]
 fn a_machine_without_an_owner_for_a_minute_says_so_and_is_not_written_to() {
     let later = |seconds| Outcome::Requeue(Duration::from_secs(seconds));
@@ -143,7 +143,7 @@ fn of_a_vm_that_is_up_and_has_no_owner_any_more_ready_is_kept() {
     assert!(missing.message.contains("does not exist"), "{}", missing.message);
 }
 
-/// A move and a restore put objects back one after the other, each a moment before what owns it.
+/// A move or a restore creates the objects in sequence, each shortly before its owner.
 #[test]
 fn what_is_put_back_is_not_written_to_before_it_has_had_a_minute_to_be_owned() {
     let soon = || world().without_owner().seconds_later(59);
@@ -158,7 +158,7 @@ fn what_is_put_back_is_not_written_to_before_it_has_had_a_minute_to_be_owned() {
     }
 }
 
-/// Of what is paused nothing else is written.
+/// A paused machine gets no other write.
 #[test]
 fn a_paused_machine_without_an_owner_says_both_in_the_one_condition_that_a_pause_may_change() {
     let late = || world().without_owner().seconds_later(60);
@@ -180,7 +180,7 @@ fn a_paused_machine_without_an_owner_says_both_in_the_one_condition_that_a_pause
         assert!(block.is_worth_an_event && block.record.is_none() && !block.unblocks_move);
     }
     assert!(!blocked(world().paused().plan(machine())).is_worth_an_event);
-    // clusterctl moves it with its Cluster.
+    // clusterctl moves the machine with its Cluster.
     let blocking = labelled()
         .provisioned()
         .annotated(annotations::BLOCK_MOVE, annotations::BLOCK_MOVE_VALUE);
@@ -306,7 +306,7 @@ fn only_a_controller_of_kind_machine_and_cluster_apis_group_is_the_owner() {
     assert!(!owned("v1", "Machine", true));
 }
 
-/// CTL-CR-03: nothing is tried again with a spec that was refused.
+/// CTL-CR-03: a refused spec is never tried again.
 #[test]
 fn a_machine_that_failed_for_good_is_left_until_its_spec_changes() {
     let failed = machine()
@@ -384,8 +384,8 @@ fn finalizer_and_record_come_before_every_wait() {
     }
 }
 
-/// A restore from a backup drops finalizers, and Cluster API deletes the InfraMachine one day:
-/// its VM would stay for ever.
+/// A restore from a backup drops finalizers. Without the finalizer, deleting the InfraMachine would leave its
+/// VM behind.
 #[test]
 fn a_finalizer_that_was_taken_away_is_written_again_before_anything_else_is_done() {
     let provisioned = || machine().provisioned().without_finalizer();
@@ -432,7 +432,7 @@ fn a_provider_id_of_another_writer_leads_to_no_call() {
     assert_eq!(reason_of(plan), (conditions::READY, reason::FOREIGN_PROVIDER_ID));
 }
 
-/// No call follows from a record that says nothing of this machine.
+/// A record of another machine leads to no call.
 #[test]
 fn a_record_that_is_copied_or_unreadable_names_the_object_and_leads_to_no_call() {
     let copied = || machine().identified().with_copied_record();
@@ -458,7 +458,7 @@ fn a_record_that_is_copied_or_unreadable_names_the_object_and_leads_to_no_call()
     }
 }
 
-/// The cluster id that a machine was created under is the one that its VM is found by.
+/// The VM can only be found with the cluster id of its create.
 #[test]
 fn a_machine_keeps_the_cluster_id_that_it_was_made_under() {
     let moved = machine()
@@ -493,7 +493,7 @@ fn the_tags_tell_a_control_plane_machine_from_a_node() {
     );
 }
 
-/// A create with the old spec may have made the VM: it is looked for with that.
+/// A create with the old spec may have made the VM, so the old spec is used for the look-up.
 #[test]
 fn a_machine_that_was_respecified_after_its_create_is_looked_up_with_what_was_created() {
     let respecified = machine().identified().spec(&json!({"size": "l"}));
@@ -511,7 +511,7 @@ fn what_was_refused_for_good_is_no_spec_to_look_up_with() {
     assert_eq!(plan.look_up, tagged(&json!({"size": "l"})));
 }
 
-/// A move loses the status, and the VM is found again by its id.
+/// A move loses the status, and the VM is found again by id.
 #[test]
 fn a_machine_that_has_an_id_and_no_status_is_looked_up_by_its_id() {
     let states = [
@@ -544,7 +544,7 @@ fn creating(issued: i64, several: bool) -> MachineFixture {
     })
 }
 
-/// A create that is refused, or too old, is no create that may still be carried out.
+/// A refused or old create can no longer be carried out.
 #[test]
 fn a_create_remembers_the_creates_before_it_that_may_still_be_carried_out() {
     let earlier = |world: World, machine| provision(world.plan(machine)).earlier_create;
@@ -566,7 +566,7 @@ fn a_create_remembers_the_creates_before_it_that_may_still_be_carried_out() {
     assert!(!earlier(later(), machine().recorded(VmState::Refused)));
 }
 
-/// The VM is looked for, and deleted, by the spec that is written down: that of the newest create.
+/// The VM is found and deleted with the recorded spec, which is the spec of the newest create.
 #[test]
 fn a_changed_spec_waits_for_a_create_of_the_one_before_that_may_still_be_carried_out() {
     let noted = || creating(0, false);
@@ -587,7 +587,7 @@ fn a_changed_spec_waits_for_a_create_of_the_one_before_that_may_still_be_carried
     assert_eq!(waits(world().seconds_later(660), changed()), None);
 }
 
-/// clusterctl pauses a Cluster, and then waits for the annotation to go.
+/// clusterctl pauses a Cluster, and then waits until the annotation is removed.
 #[test]
 fn a_paused_machine_lets_clusterctl_go_on_and_leaves_what_a_user_blocks() {
     let unblocks_move = |machine: MachineFixture| blocked(world().paused().plan(machine)).unblocks_move;
@@ -631,7 +631,7 @@ fn a_spec_that_violates_the_drivers_schema_is_refused_without_a_call() {
     );
 }
 
-/// The machine as an outcome leaves it.
+/// Returns the machine after an outcome.
 fn after(outcome: &Outcome) -> MachineFixture {
     let before = machine().identified();
     let moment = RetryTiming {
@@ -643,7 +643,7 @@ fn after(outcome: &Outcome) -> MachineFixture {
     before.status(|shown| *shown = status)
 }
 
-/// A plugin that is upgraded may take what the one before refused by its schema.
+/// After an upgrade, a plugin's schema may accept a spec that it refused before.
 #[test]
 fn a_refusal_that_no_driver_was_called_for_is_decided_anew_by_what_the_driver_says_now() {
     let refusing = || world().violating("providerSpec/size: no");
@@ -714,8 +714,7 @@ fn a_change_of_spec_annotations_or_bootstrap_data_ends_a_wait() {
     );
 }
 
-/// A failure that could not be published is published while its call waits, but not on a paused machine, and
-/// not instead of what is to be done now.
+/// An unpublished failure is published while its call waits. A paused machine or a due action comes first.
 #[test]
 fn what_is_left_to_say_of_a_failure_is_said_while_nothing_is_done() {
     let finalizer_missing = || machine().provisioned().without_finalizer();
@@ -759,7 +758,7 @@ fn after_a_restart_the_status_says_how_long_to_wait() {
     provision(world().plan(failing(40).generation(2)));
 }
 
-/// Not every repeat of a failure is written: there may have been others after the one that the status shows.
+/// Not every repeated failure is written, so there may have been more failures than the status shows.
 #[test]
 fn after_a_restart_a_failure_that_may_have_repeated_unseen_is_not_repeated_sooner_than_it_was_meant_to() {
     let Plan::Outcome(Outcome::Waiting(Some(left))) = world().seconds_later(900).plan(failing(300)) else {
@@ -775,7 +774,7 @@ fn after_a_restart_a_failure_that_may_have_repeated_unseen_is_not_repeated_soone
     assert!(time <= longest, "as long as a driver may ask for, and no longer");
 }
 
-/// Else each change of the leader would double what is shown, and the wait with it.
+/// Otherwise, each change of the leader would double the published attempts and the wait.
 #[test]
 fn after_a_restart_there_were_no_more_attempts_than_are_shown_and_there_was_time_for() {
     let attempts = |seconds| {
@@ -791,7 +790,7 @@ fn after_a_restart_there_were_no_more_attempts_than_are_shown_and_there_was_time
     assert_eq!(attempts(-86_400), 3, "the clock was set back");
 }
 
-/// One machine of each class is let through to find out, and so is one that an operator asks for.
+/// One machine of each class may try, and so may a machine that an operator changes.
 #[test]
 fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_and_says_what_it_recalls() {
     let refused = || {
@@ -823,8 +822,7 @@ fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_an
     assert!(provision(annotated.plan(refused())).half_open_reason.requested);
 }
 
-/// There is nothing to compare an annotation with that was set before the start: what is
-/// seen first is what counts.
+/// A new process knows no earlier annotations, so it compares with the first version that it sees.
 #[test]
 fn after_a_restart_a_change_of_annotations_ends_the_wait_that_the_status_shows() {
     let mut world = world();
@@ -846,7 +844,7 @@ fn a_clock_that_was_set_back_does_not_lengthen_a_wait() {
     assert_eq!(world().seconds_later(-86_400).plan(failing(40)), waits(40));
 }
 
-/// Too many ask it already: a machine that waits for a permit is not written to.
+/// The driver is overloaded, and a machine that waits for a permit is not written.
 #[test]
 fn a_machine_whose_driver_is_busy_waits_in_silence() {
     let deleted = machine().identified().deleted_at(now());
@@ -874,7 +872,7 @@ fn what_may_be_there_is_looked_up_without_waiting_for_the_creates_of_others() {
     );
 }
 
-/// A VM that may exist is looked for with the credentials of its create, whatever the spec says by now.
+/// A VM that may exist is looked up with the credentials of its create, even after a change of the spec.
 #[test]
 fn the_secret_of_a_create_is_recorded_and_kept() {
     let secret = |machine: MachineFixture| provision(world().plan(machine)).made_from.secret;
@@ -905,7 +903,7 @@ fn while_identities_may_be_forged_nothing_is_done_that_trusts_one() {
             conditions::READY,
         ),
         (
-            // Also where the object says that there is none: that may be forged as well.
+            // A record that shows no VM may be forged too.
             || machine().recorded(VmState::None),
             RequiredPolicyCheck::Fresh,
             conditions::READY,
@@ -938,7 +936,7 @@ fn while_identities_may_be_forged_nothing_is_done_that_trusts_one() {
     }
 }
 
-/// The whole fleet would be written.
+/// Otherwise, the status of the whole fleet would be written.
 #[test]
 fn unguarded_identities_keep_the_status_of_a_vm_that_is_up() {
     let larger = || machine().provisioned().spec(&json!({"size": "l"}));

@@ -1,4 +1,4 @@
-//! When a driver may be called again, and when it has to be. Pure.
+//! Decides when a driver may or must be called again. Pure.
 
 use std::time::Duration;
 
@@ -18,10 +18,10 @@ use crate::machine::runtime_state::{Retry, RetryCondition, UnimplementedCall};
 use crate::reconcile::Action;
 use cmi_driver::{Code, Operation};
 
-/// After a start, the machines that waited for capacity come within this time.
+/// After a restart, the machines that waited for capacity retry within this time.
 const RECALLED_WITHIN: Duration = Duration::from_secs(10);
 
-/// Returns what the last failure still makes a call wait for: time, or a change, such as another driver.
+/// Returns the wait after the last failure, which ends with time or with a change such as another driver.
 pub fn retry_wait(observed: &Observed) -> Option<Action> {
     if observed.state.hint.is_some() && observed.state.hint_is_new {
         return None;
@@ -29,15 +29,14 @@ pub fn retry_wait(observed: &Observed) -> Option<Action> {
     recorded_wait(observed)
 }
 
-/// Returns the wait that a status shows, for a process that remembers none because another process made the
-/// call. `inputs` are the current ones, so that a change of them ends the wait as it ends a wait of this
-/// process.
+/// Returns the wait that a status shows, for a process that has no wait in memory because another process
+/// made the call. `inputs` are the current inputs. A later change of them ends this wait.
 ///
 /// # Guarantees
-/// The wait is never longer than the one that the earlier process meant, and one for capacity is over
-/// within seconds. A failure that repeats is not written each time (see [`crate::machine::status`]), so once
-/// the next try that is shown was due, there may have been more attempts than the status shows, as many as
-/// there was time for. Until then the status shows all of them.
+/// The wait is never longer than the earlier process planned. A wait for capacity ends within seconds. Not
+/// every repeated failure is written (see [`crate::machine::status`]). After the published time of the next
+/// attempt, there may therefore have been more attempts than the status shows. The number of attempts
+/// includes as many as there was time for.
 pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs: u64) -> Option<Retry> {
     let status = machine.status.as_ref()?;
     let last = status
@@ -51,7 +50,7 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
         return None;
     }
     let next = last.next_retry_time.as_ref()?.0;
-    // A clock that was set back must not make the wait longer than it was meant to be.
+    // A clock that was set back must not lengthen the wait.
     let meant = until(next, last.last_update_time.0);
     let meant = meant.min(MAX_REQUESTED_DELAY);
     let left = until(next, now);
@@ -70,7 +69,7 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     };
     let awaits_create = trigger == RetryTrigger::Capacity && last.type_ == OperationType::Create;
     let left = if awaits_create {
-        // There may be room by now: one machine of each class finds out.
+        // There may be capacity again, and one machine of each class finds out.
         let uid = machine.metadata.uid();
         left.min(meant).min(RECALLED_WITHIN.mul_f64(jitter(uid, shown)))
     } else if left.is_zero() && shown > 1 {
@@ -88,9 +87,9 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     })
 }
 
-/// Returns how many attempts may have failed unpublished since the attempt `shown` of the status: as many as
-/// fit into `elapsed`, where each wait was at least `meant` less its jitter. They are fewer than `shown`,
-/// since the status is written again once the attempts have doubled.
+/// Returns how many attempts may have failed without a status write since the attempt `shown`. This is as
+/// many as fit into `elapsed`, where each wait was at least `meant` less its jitter. The result is below
+/// `shown`, because the status is written again when the attempts have doubled.
 fn most_unshown(shown: u32, meant: Duration, elapsed: Duration) -> u32 {
     let most = shown.saturating_sub(1);
     let shortest = meant.mul_f64(1.0 - BACKOFF_JITTER).as_millis();
@@ -119,7 +118,7 @@ fn recorded_wait(observed: &Observed) -> Option<Action> {
     }
 }
 
-/// Whether the current driver has answered that it does not offer a call, whatever its capabilities say.
+/// Returns whether the current driver has answered that it does not support a call, despite its capabilities.
 pub fn lacks(observed: &Observed, operation: Operation) -> bool {
     let Some(retry) = observed.state.retry.as_ref() else {
         return false;
@@ -131,14 +130,13 @@ pub fn lacks(observed: &Observed, operation: Operation) -> bool {
     retry.inputs == observed.inputs && retry.until == RetryCondition::AnotherDriver(unable)
 }
 
-/// Returns how long the last remembered failure still holds up a look-up. A driver that does not offer some
-/// other call can be asked at any time.
+/// Returns how long the last failure still delays a look-up. A failure because of another unsupported call
+/// causes no delay.
 pub fn look_up_wait(observed: &Observed) -> Option<Duration> {
     recorded_wait(observed).and_then(Action::requeue_after)
 }
 
-/// Whether a provisioned VM has to be polled until it is as it should be: it is still starting, or its
-/// initialization is not done.
+/// Returns whether a provisioned VM must be polled because it is starting or uninitialized.
 pub fn is_unsettled(machine: &InfraMachine) -> bool {
     machine.status.as_ref().is_some_and(|status| {
         status.power_state.as_deref() == Some("Starting")
@@ -147,10 +145,9 @@ pub fn is_unsettled(machine: &InfraMachine) -> bool {
     })
 }
 
-/// Returns when to poll a VM that is not settled: `None` for now, else after this long.
+/// Returns the time until the next poll of an unsettled VM, and `None` if the poll is due.
 ///
-/// A trigger that comes earlier does not lead to an earlier call, and must not make the later call be
-/// forgotten.
+/// An earlier trigger neither leads to an earlier call nor drops the later call.
 pub fn until_settling(observed: &Observed) -> Option<Duration> {
     let rest = observed.state.settle_until.and_then(|until| {
         let left = until.saturating_duration_since(observed.instant);
@@ -159,17 +156,17 @@ pub fn until_settling(observed: &Observed) -> Option<Duration> {
     rest.max(look_up_wait(observed))
 }
 
-/// Returns how long to leave a VM that is being deleted: a quarter of the time that the deletion has taken so
-/// far, so that the calls grow rare by themselves, and no longer than the guest still has to shut down. The
-/// end of a deletion is thus seen late by at most a quarter of what it took.
+/// Returns the interval for polling a VM that is being deleted: a quarter of the time since the deletion, and
+/// at most the rest of the grace period. A slow deletion thus causes few calls. Its end is seen late by at
+/// most a quarter of its duration.
 pub fn deletion_poll_interval(deleted_for: Duration, left_to_shut_down: Option<Duration>) -> Duration {
     const MAX_INTERVAL: Duration = Duration::from_mins(1);
     let interval = (deleted_for / 4).clamp(FIRST_BACKOFF, MAX_INTERVAL);
     left_to_shut_down.map_or(interval, |left| interval.min(left.max(MIN_REQUEUE)))
 }
 
-/// Returns how long to leave a VM that is not settled: as long again as it has existed, so that the calls
-/// grow rare by themselves where a driver says `Starting` for ever.
+/// Returns the interval for polling an unsettled VM: the time since its creation. A driver that reports
+/// `Starting` forever thus causes few calls.
 pub fn settling_poll_interval(machine: &InfraMachine, now: Timestamp) -> Duration {
     let created = machine
         .status

@@ -1,4 +1,4 @@
-//! Events about a machine: one when it is up, one when something new goes wrong, one when it is gone. Pure.
+//! Events about a machine: when it is up, when something new goes wrong, and when it is gone. Pure.
 
 use crate::api::annotations;
 use crate::api::conditions::{self, ConditionStatus, reason};
@@ -11,10 +11,10 @@ use cmi_driver::{Code, PowerState};
 #[cfg(test)]
 mod tests;
 
-/// Returns the event that an outcome is worth, given the machine as it was before: something that the status
-/// does not show yet, and that is no repeat.
+/// Returns the event for an outcome, given the previous version of the machine. Only outcomes that the status
+/// does not show yet have an event, and repeats have none.
 ///
-/// `attempts` is how often the machine has failed in a row, this time included.
+/// `attempts` is the number of consecutive failures, including this failure.
 pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<NewEvent> {
     let (is_new, event) = match outcome {
         Outcome::NoOp(_)
@@ -101,7 +101,7 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
     is_new.then_some(event)
 }
 
-/// Whether the VM of a machine that comes up was made by another controller.
+/// Returns whether another controller created the VM of a machine that comes up.
 fn is_adoption(before: &InfraMachine) -> bool {
     Adoption::of(before) == Adoption::Asked || identity::record(before).is_some_and(|record| record.adopted)
 }
@@ -124,8 +124,8 @@ fn normal(reason: &str, action: &'static str, text: String) -> NewEvent {
     }
 }
 
-/// Whether a wait for this reason ends only when an operator puts something right; all other waits are part
-/// of the way.
+/// Returns whether only an operator can end a wait with this reason. All other waits are part of normal
+/// progress.
 fn needs_intervention(why: &str) -> bool {
     matches!(
         why,
@@ -165,8 +165,8 @@ fn has_no_failure(before: &InfraMachine) -> bool {
     })
 }
 
-/// Whether the status does not say yet that the secrets can't be read: in the last operation, or, for a
-/// recheck of a VM that is up, which leaves no last operation, in `DriverReachable`.
+/// Returns whether the status does not yet report unreadable secrets. The report is in the last operation, or
+/// in `DriverReachable` for a recheck of a running VM, which writes no last operation.
 fn are_newly_without_secrets(before: &InfraMachine, during: OperationType) -> bool {
     if during == OperationType::Create && before.is_provisioned() {
         return is_new(before, conditions::DRIVER_REACHABLE, reason::INVALID_SECRET);
@@ -182,9 +182,8 @@ fn is_new_failure(before: &InfraMachine, failure: &Failure, attempts: u32) -> bo
     let Some(status) = before.status.as_ref() else {
         return true;
     };
-    // A failed recheck of a provisioned VM leaves no last operation: the remembered attempts and
-    // DriverReachable say whether the failure is new. An outage of the driver is reported once, on the
-    // InfraCluster.
+    // A failed recheck of a provisioned VM writes no last operation. The recorded attempts and
+    // DriverReachable show whether the failure is new. A driver outage is reported once, on the InfraCluster.
     if failure.during == OperationType::Create && before.is_provisioned() {
         if failure.is_outage() {
             return false;

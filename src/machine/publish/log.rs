@@ -1,4 +1,4 @@
-//! The log line for a new failure of a machine: there are as many as there are warning events.
+//! The log line for a new failure of a machine. There is one for each warning event.
 
 use crate::api::conditions;
 use crate::api::identity::driver_name;
@@ -9,7 +9,7 @@ use crate::machine::outcome::{Outcome, RemovalReason};
 use crate::machine::status::RetryTiming;
 use cmi_driver::Operation;
 
-/// Logs a failure that has an event: the log outlives the event and is read across machines.
+/// Logs a failure that has an event. The log is kept longer than the event and covers all machines.
 pub fn failure(
     before: &InfraMachine,
     gathered: &Gathered,
@@ -63,7 +63,7 @@ fn of_call(during: OperationType, operation: Option<Operation>, is_up: bool) -> 
     match (during, operation) {
         (OperationType::Delete, _) => conditions::DELETING,
         (OperationType::Update, _) => conditions::VIRTUAL_MACHINE_UP_TO_DATE,
-        // A recheck of a VM that is up.
+        // A recheck of a running VM.
         (OperationType::Create, _) if is_up => conditions::DRIVER_REACHABLE,
         (OperationType::Create, Some(Operation::InitializeMachine)) => {
             conditions::VIRTUAL_MACHINE_INITIALIZED

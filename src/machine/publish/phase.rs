@@ -1,4 +1,4 @@
-//! The phase of a machine, for the metrics that count machines and measure how long they take.
+//! The phase of a machine, for metrics that count machines and measure durations.
 
 use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::InfraMachine;
@@ -8,7 +8,7 @@ use crate::machine::Context;
 use crate::machine::gather::Gathered;
 use crate::telemetry::metrics::MachinePhase;
 
-/// Returns the phase whose definition a machine fits.
+/// Returns the phase of a machine.
 pub fn phase(machine: &InfraMachine) -> MachinePhase {
     let status = machine.status.as_ref();
     let ready = status.is_some_and(|status| conditions::is_true(&status.conditions, conditions::READY));
@@ -27,8 +27,7 @@ pub fn phase(machine: &InfraMachine) -> MachinePhase {
     }
 }
 
-/// Returns why a machine is in its phase: the reason of the condition that says so; empty where none does
-/// yet.
+/// Returns the reason of the condition that explains the phase. Empty while no condition does.
 pub fn phase_reason(machine: &InfraMachine) -> &str {
     let type_ = if machine.metadata.deletion_timestamp.is_some() {
         conditions::DELETING
@@ -39,13 +38,13 @@ pub fn phase_reason(machine: &InfraMachine) -> &str {
     let Some(status) = status else { return "" };
     match conditions::get(&status.conditions, type_) {
         Some(shown) => &shown.reason,
-        // Nothing else was reported of the machine before it was paused.
+        // Nothing was reported before the pause.
         None if conditions::is_true(&status.conditions, conditions::PAUSED) => reason::PAUSED,
         None => "",
     }
 }
 
-/// Measures how long the provisioning took, when a machine has just come up.
+/// Measures the duration of the provisioning when a machine has just come up.
 pub fn measure(ctx: &Context, before: &InfraMachine, after: &InfraMachine, gathered: &Gathered) {
     if !before.is_provisioned()
         && after.is_provisioned()

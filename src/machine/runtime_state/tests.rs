@@ -1,4 +1,4 @@
-//! What is remembered, for how long, and what ends it.
+//! Tests the contents of the runtime state and when they are dropped.
 
 use super::*;
 use crate::api::v1alpha1::InfraMachineSpec;
@@ -65,8 +65,8 @@ fn a_suspicion_outlives_a_failure_and_ends_with_an_answer() {
     assert!(states.get("u").hint.is_none());
 }
 
-/// A Node goes silent while its VM is asked after, updated, or can't be: what was begun
-/// before says nothing about that.
+/// A Node goes silent during a call about its VM. The call started earlier, so its answer says nothing about
+/// this.
 #[test]
 fn a_suspicion_that_comes_during_a_call_is_not_answered_by_it() {
     let states = RuntimeStates::default();
@@ -89,7 +89,7 @@ fn a_suspicion_that_comes_during_a_call_is_not_answered_by_it() {
     assert!(states.get("u").hint_is_new, "it waits for nothing");
     states.succeeded("u", hint("u"));
     assert_eq!(states.get("u").hint, None);
-    // Also where nothing was hinted before, and nothing known.
+    // The same applies without an earlier hint.
     let before = hint("v");
     states.hint("v", LookUpHint::Signal);
     states.succeeded("v", before);
@@ -137,8 +137,7 @@ fn absence_is_measured_from_the_first_sighting_and_ends_with_the_vm_seen() {
     );
 }
 
-/// NOT_FOUND, UNAVAILABLE, NOT_FOUND is no absence over the whole time: the driver
-/// may have been behind twice.
+/// NOT_FOUND, UNAVAILABLE, NOT_FOUND is not a continuous absence. Both NOT_FOUND answers may be stale.
 #[test]
 fn a_failure_in_between_breaks_an_absence_off() {
     let (states, start) = (RuntimeStates::default(), Instant::now());
@@ -157,8 +156,8 @@ fn a_failure_in_between_breaks_an_absence_off() {
     );
 }
 
-/// A list has the VM again, or the machine was paused: days later, one answer that lags must not count
-/// as the end of the window.
+/// A list shows the VM again, or the machine was paused. A single stale answer days later must not complete
+/// the window.
 #[test]
 fn an_absence_that_is_not_confirmed_any_further_is_broken_off() {
     let (states, start) = (RuntimeStates::default(), Instant::now());
@@ -234,7 +233,7 @@ fn a_list_that_has_the_vm_takes_back_what_lists_said_and_no_sign() {
     }
 }
 
-/// A machine is woken while its reconcile has not ended that is to wait.
+/// The capacity signal arrives before the reconcile that starts the wait has ended.
 #[test]
 fn a_wake_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
     let later = || RetryCondition::Time(Instant::now() + Duration::from_mins(10));
@@ -275,7 +274,7 @@ fn a_wake_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
     assert!(!waits(&states));
 }
 
-/// A fleet that is up would else have an entry for each machine that this process has made.
+/// Otherwise, a running fleet would have an entry for each machine that this process has created.
 #[test]
 fn of_a_machine_at_rest_nothing_is_kept_once_its_create_is_long_over() {
     let states = RuntimeStates::default();

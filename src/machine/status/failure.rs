@@ -12,10 +12,10 @@ use crate::api::v1alpha1::{LastOperation, OperationState, OperationType};
 use crate::machine::outcome::Failure;
 use cmi_driver::Operation;
 
-/// How long a creation may take when the object does not say, in seconds.
+/// The default timeout of a creation, in seconds.
 const CREATION_TIMEOUT: i32 = 1200;
-/// A failure that repeats is published again after this time at the latest, so that the shown time of the
-/// next try is no older.
+/// A repeated failure is published again after this time at the latest. This limits the age of the published
+/// time of the next attempt.
 const MAX_REPEAT_AGE: SignedDuration = SignedDuration::from_mins(30);
 
 impl Draft<'_> {
@@ -34,8 +34,8 @@ impl Draft<'_> {
         }
         let is_recheck = failure.during == OperationType::Create && self.machine.is_provisioned();
         if failure.is_outage() && is_recheck {
-            // For a VM that is up, an outage is reported when it lasts: a fleet is not written for a call
-            // that fails.
+            // For a running VM, only a lasting outage is reported, so that one failed call does not write the
+            // whole fleet.
         } else if failure.is_outage() {
             self.mark_false(DRIVER_REACHABLE, code.name(), &message);
         } else {
@@ -64,7 +64,7 @@ impl Draft<'_> {
         let message = message.to_owned();
         let message = &self.failed_operation(during, None, reason::INVALID_SECRET, message, timing);
         match during {
-            // The failure says nothing about a VM that is up, so `Ready` stays.
+            // The failure says nothing about a running VM, so `Ready` stays.
             OperationType::Create if self.machine.is_provisioned() => {
                 self.mark_false(DRIVER_REACHABLE, reason::INVALID_SECRET, message);
             }
@@ -78,7 +78,7 @@ impl Draft<'_> {
 
     pub(super) fn not_created_yet(&mut self, reason: &str, message: &str) {
         if self.machine.is_provisioned() {
-            // `Ready` is a promise to MachineHealthChecks: an error says nothing about a VM that was up.
+            // MachineHealthChecks rely on `Ready`, and an error says nothing about a running VM.
             return;
         }
         if self.machine.spec.provider_id.is_none() {
@@ -110,8 +110,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Notes the failure as the last operation, unless it is a repeat that is not worth a write. Returns the
-    /// message to show, which for such a repeat is the one that is shown already.
+    /// Records the failure as the last operation, unless it repeats the published failure. Returns the
+    /// message to show. A repeat keeps its published message.
     fn failed_operation(
         &mut self,
         type_: OperationType,
@@ -120,8 +120,8 @@ impl Draft<'_> {
         message: String,
         timing: RetryTiming,
     ) -> String {
-        // A failed recheck is no operation on the VM, which stays provisioned; DriverReachable reports the
-        // failure.
+        // A failed recheck is not an operation on the VM, which stays provisioned. DriverReachable reports
+        // the failure.
         if type_ == OperationType::Create && self.machine.is_provisioned() {
             return message;
         }
@@ -147,8 +147,8 @@ impl Draft<'_> {
     }
 }
 
-/// Whether a failure need not be written because the status shows the same one: a failure that repeats for
-/// ever is published ever more rarely, after 1, 2, 4, 8 … attempts, and every half an hour.
+/// Returns whether the status already shows the same failure, so that no write is needed. A repeated failure
+/// is published after 1, 2, 4, 8 … attempts, and every half an hour.
 fn is_shown_by(shown: &LastOperation, failed: &LastOperation) -> bool {
     let same = shown.type_ == failed.type_
         && shown.state == failed.state
@@ -156,15 +156,15 @@ fn is_shown_by(shown: &LastOperation, failed: &LastOperation) -> bool {
         && shown.code == failed.code
         && shown.next_retry_time.is_some() == failed.next_retry_time.is_some()
         && are_alike(shown.message.as_deref(), failed.message.as_deref());
-    // Fewer attempts belong to another row of failures.
+    // Fewer attempts belong to a different series of failures.
     let few_more = (shown.attempts..shown.attempts.saturating_mul(2)).contains(&failed.attempts);
     let age = failed.last_update_time.0.duration_since(shown.last_update_time.0);
-    // A clock that was set back must not silence the failure.
+    // A clock that was set back must not suppress the report.
     same && few_more && (SignedDuration::ZERO..MAX_REPEAT_AGE).contains(&age)
 }
 
-/// Whether two messages differ only in words with a digit: a back end's messages may hold a time, a count, or
-/// the id of a request, which differ each time.
+/// Returns whether two messages are equal apart from words that contain a digit. A back end's message may
+/// contain a time, a count or a request id, which differ each time.
 fn are_alike(a: Option<&str>, b: Option<&str>) -> bool {
     fn words(text: &str) -> impl Iterator<Item = Option<&str>> {
         let has_digit = |word: &str| word.contains(|c: char| c.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! The status while the driver has not answered.
+//! The status during a driver call.
 
 use jiff::Timestamp;
 
@@ -7,8 +7,8 @@ use crate::api::conditions::{VIRTUAL_MACHINE_CREATED, VIRTUAL_MACHINE_INITIALIZE
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use cmi_driver::Operation;
 
-/// Returns the status of a machine whose call started at `since` and takes long; the status is unchanged
-/// where it already says how such calls have ended, or where the call is about a VM that is up.
+/// Returns the status of a machine with a long call that started at `since`. The status is unchanged if it
+/// shows an earlier failure or this call, or if the call is about a running VM.
 pub fn in_progress(machine: &InfraMachine, operation: Operation, since: Timestamp) -> InfraMachineStatus {
     let mut draft = Draft {
         machine,
@@ -62,7 +62,7 @@ pub fn in_progress(machine: &InfraMachine, operation: Operation, since: Timestam
     draft.status
 }
 
-/// Returns a time as conditions write it.
+/// Returns a time with the precision of conditions.
 fn seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }

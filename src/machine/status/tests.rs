@@ -1,4 +1,4 @@
-//! The status that every outcome leads to.
+//! Tests the status after every outcome.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn condition<'a>(status: &'a InfraMachineStatus, type_: &str) -> &'a Condition {
     conditions::get(&status.conditions, type_).unwrap_or_else(|| panic!("no condition {type_}"))
 }
 
-/// Status and reason of a condition.
+/// Returns the status and the reason of a condition.
 #[track_caller]
 fn state_of<'a>(status: &'a InfraMachineStatus, type_: &str) -> (&'a str, &'a str) {
     let condition = condition(status, type_);
@@ -95,7 +95,7 @@ fn blocked(plan: Plan) -> Outcome {
     }
 }
 
-/// Every outcome that does not say that the VM is gone, failed, or to be deleted.
+/// Returns every outcome except a missing, failed or deleted VM.
 fn harmless() -> Vec<Outcome> {
     let finalizer_missing = || machine().provisioned().without_record();
     let mut all = vec![
@@ -127,8 +127,8 @@ fn harmless() -> Vec<Outcome> {
     all
 }
 
-/// A MachineHealthCheck deletes what is not ready: an outage, a lost credential or a wrong
-/// spec must not delete a fleet.
+/// A MachineHealthCheck deletes machines that are not ready. An outage, a lost credential or an invalid spec
+/// must not delete a fleet.
 #[test]
 fn a_vm_that_was_ready_stays_ready_whatever_fails() {
     for outcome in harmless() {
@@ -180,7 +180,7 @@ fn a_vm_that_is_back_is_ready_again() {
     assert_eq!(state_of(&status, conditions::READY), ("True", reason::READY));
 }
 
-/// Cluster API takes an explicit null in a contract field for an error.
+/// Cluster API treats an explicit null in a contract field as an error.
 #[test]
 fn no_status_ever_holds_a_null() {
     fn has_null(value: &Value) -> bool {
@@ -234,14 +234,14 @@ fn the_same_outcome_again_writes_nothing() {
     }
 }
 
-/// What a driver says, and for how long it asks to be left alone.
+/// Returns an unavailable driver's failure, with a requested delay.
 fn unavailable(message: &str) -> Outcome {
     let status = Status::new(Code::Unavailable, message).with_retry_after(Duration::from_secs(1));
     Outcome::Failed(Box::new(Failure::new(Stage::Create, status)))
 }
 
-/// The attempts that are written of a create that fails for an hour, with what the
-/// driver says at each of them.
+/// Simulates a create that fails for an hour. Returns the number of attempts, and the attempts that were
+/// written.
 fn published_in_an_hour(says: impl Fn(u32) -> String) -> (u32, Vec<i32>) {
     let mut machine = machine().identified().build();
     machine.spec.creation_timeout_seconds = Some(86_400);
@@ -268,7 +268,7 @@ fn published_in_an_hour(says: impl Fn(u32) -> String) -> (u32, Vec<i32>) {
     (attempts, published)
 }
 
-/// A driver that asks to be asked again after a second, for ever.
+/// The driver always requests a retry after one second.
 #[test]
 fn a_failure_that_repeats_for_ever_costs_ever_fewer_calls_and_writes() {
     for says in [
@@ -277,7 +277,7 @@ fn a_failure_that_repeats_for_ever_costs_ever_fewer_calls_and_writes() {
     ] {
         let (calls, published) = published_in_an_hour(says);
         assert_eq!(calls, 17);
-        // The last one half an hour after the one before.
+        // The last write comes half an hour after the write before it.
         assert_eq!(published, [1, 2, 4, 8, 14]);
     }
 }
@@ -344,7 +344,7 @@ fn a_recheck_that_knows_less_does_not_unsay_what_was_known() {
     assert_eq!(after(&once, &bare, timing()), once.status.unwrap());
 }
 
-/// A driver that says what the schema refuses must not keep the rest from being published.
+/// An invalid value from a driver must not block the rest of the status.
 #[test]
 fn what_the_schema_would_refuse_is_left_out_or_cut() {
     let mut odd = vm();
@@ -398,7 +398,7 @@ fn an_initialization_that_failed_is_a_failed_create_of_the_stage_instance_initia
     assert_eq!(state_of(&status, conditions::READY), ("False", "Uninitialized"));
 }
 
-/// A wait is taken from the status where none is remembered, and an object has times in whole seconds.
+/// After a restart, the wait is read from the status, whose times are in whole seconds.
 #[test]
 fn a_wait_that_is_read_back_from_the_status_is_never_shorter_than_it_was_meant_to_be() {
     for millis in [0, 1, 300, 999] {
@@ -449,8 +449,7 @@ fn a_create_that_failed_says_so_with_the_codes_name_and_fails_for_good_only_wher
     }
 }
 
-/// CTL-GS-14, CTL-GS-16: of a machine that is up it is reported when the outage lasts,
-/// whatever becomes of its own call.
+/// CTL-GS-14, CTL-GS-16: a running machine reports only a lasting outage, even if its own calls fail.
 #[test]
 fn a_call_that_a_driver_does_not_answer_is_not_reported_of_a_machine_that_is_up() {
     let up = || {
@@ -514,8 +513,8 @@ fn only_a_driver_that_does_not_answer_is_called_unreachable() {
     }
 }
 
-/// The VM could not be looked after: that is reported until it has been done, and nothing
-/// is reported of the VM itself.
+/// The VM could not be checked. The status reports this until a check succeeds, and reports nothing about the
+/// VM itself.
 #[test]
 fn a_vm_that_is_up_and_cannot_be_asked_after_for_want_of_secrets_says_so_until_it_was() {
     let mut up = machine().provisioned().build();
@@ -583,7 +582,7 @@ fn an_earlier_failure_is_history_once_the_new_spec_is_tried() {
     assert_eq!(status.observed_generation, Some(2));
 }
 
-/// The spec was changed during a pause: it has not been tried when that ends.
+/// The spec changed during a pause, so it has not been tried when the pause ends.
 #[test]
 fn a_pause_does_not_make_an_old_failure_one_of_the_new_spec() {
     let failed = machine()
@@ -603,7 +602,7 @@ fn a_pause_does_not_make_an_old_failure_one_of_the_new_spec() {
     );
 }
 
-/// A time that has passed, or at which nothing is called, would send its reader the wrong way.
+/// A time in the past, or a time without a call, would mislead readers.
 #[test]
 fn while_nothing_is_called_no_time_of_a_next_try_is_shown_and_after_a_pause_it_is_again() {
     let mut held = machine().identified().build();
@@ -619,7 +618,7 @@ fn while_nothing_is_called_no_time_of_a_next_try_is_shown_and_after_a_pause_it_i
     held.status = Some(after(&held, &blocked(world().paused().plan(machine())), timing()));
     assert_eq!(next(held.status.as_ref().unwrap()), None);
     let waiting = Outcome::Waiting(Some(Duration::from_secs(30)));
-    // What a later process takes for the wait that was meant does not grow with the pause.
+    // The wait that a later process reads from the status does not include the pause.
     let late = RetryTiming {
         now: at(86_400),
         ..timing()
@@ -644,7 +643,7 @@ fn while_nothing_is_called_no_time_of_a_next_try_is_shown_and_after_a_pause_it_i
     );
 }
 
-/// A process that was started without a driver, and again with it, need not wait for what failed before.
+/// A process that restarts with a driver after running without it does not wait for earlier failures.
 #[test]
 fn a_machine_whose_driver_is_configured_again_is_tried_at_once() {
     let mut held = machine().identified().build();
@@ -700,7 +699,7 @@ fn a_machine_that_waits_says_what_for() {
 }
 
 /// UPD-02
-/// Others call the driver, and it takes long: what was tried before stays as it was reported.
+/// Other machines use all calls of the driver. The result of the last attempt stays.
 #[test]
 fn a_machine_that_waits_for_a_permit_says_so_and_one_that_is_up_keeps_its_word() {
     let queued = || Outcome::Queued {
@@ -739,8 +738,8 @@ fn a_machine_that_waits_for_a_permit_says_so_and_one_that_is_up_keeps_its_word()
     }
 }
 
-/// Between the calls of a machine that fails, or whose deletion takes long, it waits for permits: that would
-/// cost two writes for each call.
+/// A failing machine, or a machine in a slow deletion, waits for permits between its calls. Reporting this
+/// would cost two writes for each call.
 #[test]
 fn a_wait_for_a_permit_hides_nothing_that_came_of_a_call() {
     let queued = || Outcome::Queued {
@@ -784,7 +783,7 @@ fn a_wait_for_a_permit_hides_nothing_that_came_of_a_call() {
     );
 }
 
-/// Failed, and waits for its bootstrap data since.
+/// Returns a machine that failed and now waits for bootstrap data.
 fn failing_and_held() -> MachineFixture {
     let failing = machine().identified();
     let code = Code::Unavailable;
@@ -796,7 +795,7 @@ fn failing_and_held() -> MachineFixture {
     )
 }
 
-/// No driver was called for it: it is reported once, and as a wait.
+/// No driver was called for the machine, so it is reported once, as a wait.
 #[test]
 fn a_machine_that_is_held_back_for_want_of_capacity_says_so_once_unless_it_was_refused_itself() {
     let circuit_open = || Outcome::AwaitingCapacity {
@@ -826,7 +825,7 @@ fn a_machine_that_is_held_back_for_want_of_capacity_says_so_once_unless_it_was_r
     assert_eq!(Some(after(&up, &circuit_open(), timing())), up.status);
 }
 
-/// The time of the next try that is shown is that of what is shown.
+/// The published time of the next attempt belongs to the published failure.
 #[test]
 fn a_wait_for_capacity_shows_no_time_of_another_wait_and_its_own_again_after_a_pause() {
     let circuit_open = Outcome::AwaitingCapacity {
@@ -858,7 +857,7 @@ fn a_wait_for_capacity_shows_no_time_of_another_wait_and_its_own_again_after_a_p
     );
 }
 
-/// What was known of the VM and of the driver is not shown beside what says that it is so no more.
+/// An outdated state of the VM or the driver is removed from the status.
 #[test]
 fn what_is_so_no_more_is_not_shown_any_more() {
     let on_its_way = machine().condition(
@@ -966,8 +965,8 @@ fn a_deletion_that_goes_on_takes_back_that_the_driver_does_not_answer() {
     }
 }
 
-/// A change of `spec.secretRef` has no effect, and that has to show; every later call goes
-/// to the account of the VM.
+/// A change of `spec.secretRef` has no effect, because every later call uses the account of the VM. The
+/// status must report this.
 #[test]
 fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_so_until_it_does_not() {
     let changed = || {
@@ -1023,7 +1022,7 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
     assert!(conditions::get(&deleted.conditions, conditions::VIRTUAL_MACHINE_UP_TO_DATE).is_none());
 }
 
-/// An object in deletion never shows what it was before and nothing else.
+/// A deletion must be visible in the status.
 #[test]
 fn whatever_keeps_a_deletion_from_going_on_its_status_says_so_and_is_not_ready() {
     let deleted = || machine().provisioned().deleted_at(at(0));
@@ -1082,7 +1081,7 @@ fn whatever_keeps_a_deletion_from_going_on_its_status_says_so_and_is_not_ready()
     }
 }
 
-/// A fleet that goes at once is not written for a wait of a moment.
+/// When a fleet is deleted, short waits are not written.
 #[test]
 fn a_deletion_that_waits_for_its_driver_for_a_moment_writes_nothing() {
     let waiting = Outcome::Waiting(Some(Duration::from_mins(1)));
@@ -1160,7 +1159,7 @@ fn later() -> RetryTiming {
     }
 }
 
-/// An idle fleet makes no writes, however often a refusal is decided anew.
+/// An idle fleet makes no writes, even if a refusal is decided again.
 #[test]
 fn a_refusal_that_no_driver_was_called_for_is_written_once_and_says_that_none_was() {
     let before = machine().identified();
@@ -1178,7 +1177,7 @@ fn a_refusal_that_no_driver_was_called_for_is_written_once_and_says_that_none_wa
     assert_eq!(after(&shown, &refused(), later), first);
 }
 
-/// Its last operation says whether an update is half way.
+/// The last operation shows whether an update is incomplete.
 #[test]
 fn a_refused_change_of_a_vm_that_is_up_leaves_its_last_operation() {
     let up = machine().provisioned().build();
@@ -1186,7 +1185,7 @@ fn a_refused_change_of_a_vm_that_is_up_leaves_its_last_operation() {
     assert_eq!(after(&up, &refused(), timing()).last_operation, before);
 }
 
-/// What is left behind is missed only when the machine is to be updated or deleted at the target.
+/// The missing Secret becomes a problem only when the machine is updated or deleted at the target.
 #[test]
 fn a_secret_that_clusterctl_would_leave_behind_is_said_until_it_is_labelled() {
     let machine = machine().provisioned().build();

@@ -1,6 +1,6 @@
-//! Random histories of one machine. The process ends at any await point. Writes and calls are lost, before or
-//! after they were carried out. Caches are behind, and objects are moved and restored. The back end carries
-//! out creates late.
+//! Random histories of one machine. The process may end at any await point. Writes, calls and their answers
+//! may be lost, and caches may be stale. Objects are moved and restored. The back end may carry out creates
+//! late.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -45,36 +45,36 @@ const SETTLE: Duration = Duration::from_mins(1);
 /// The fate of the next write to the API server, or of the next call to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// It never arrives.
+    /// The request never arrives.
     Lost,
-    /// It is carried out, and the answer never arrives.
+    /// The request is carried out, and the answer is lost.
     Unanswered,
-    /// It is carried out later, and the answer never arrives. For a create.
+    /// The create is carried out later, and the answer is lost.
     Late,
-    /// It is refused for good.
+    /// The request is terminally refused.
     Refused,
-    /// It is refused for now.
+    /// The request is refused for now.
     Exhausted,
 }
 
 /// An act in a history.
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    /// A reconcile. With a number, the process ends after so many polls.
+    /// A reconcile. The process ends after the given number of polls, if any.
     Reconcile(Option<u8>),
-    /// A reconcile of a process that has just started, whose cache has the object of so many writes ago.
+    /// A reconcile in a new process whose cache is stale by this number of writes.
     StaleReconcile(u8),
     /// The fate of the next write to the API server.
     Write(Fate),
     /// The fate of the next call that changes a VM.
     Call(Fate),
-    /// The back end carries out the creates that it is late with.
+    /// The back end carries out its late creates.
     CarryOut,
     /// The spec changes.
     Respecify,
-    /// clusterctl moves the object, which loses its status, when nothing blocks it.
+    /// clusterctl moves the object when nothing blocks this. The object loses its status.
     Move,
-    /// A backup is restored of the object as it was so many writes ago, without finalizers and status.
+    /// A backup from this number of writes ago is restored, without finalizers and status.
     Restore(u8),
     /// Time passes, in seconds.
     Wait(u16),
@@ -117,7 +117,7 @@ struct Vms {
     late: Vec<Arc<Mutex<Option<Instant>>>>,
     made: usize,
     next: Option<Fate>,
-    /// A broken promise.
+    /// A violated guarantee.
     broken: Option<String>,
 }
 
@@ -129,7 +129,7 @@ impl Vms {
         id
     }
 
-    /// Carries out late creates, as far as they were issued recently enough.
+    /// Carries out late creates that were issued recently enough.
     fn carry_out(&mut self) {
         let late = std::mem::take(&mut self.late);
         for ended in late {
@@ -141,7 +141,7 @@ impl Vms {
     }
 }
 
-/// The call of a create, which ends when it is answered, given up, or cut off with its process.
+/// The call of a create. It ends when the create is answered or times out, or when the process ends.
 struct CallOfCreate(Arc<Mutex<Option<Instant>>>);
 
 impl Drop for CallOfCreate {
@@ -151,7 +151,7 @@ impl Drop for CallOfCreate {
 }
 
 impl BackEnd {
-    /// Carries out a call that changes a VM, or lets it meet its fate.
+    /// Carries out a call that changes a VM, or applies its fate.
     async fn change<T>(&self, change: impl FnOnce(&mut Vms) -> Result<T>) -> Result<T> {
         yield_now().await;
         let fate = self.0.lock().unwrap().next.take();
@@ -306,13 +306,13 @@ impl World {
             || self.server.object().metadata.deletion_timestamp.is_some() && !self.server.is_kept()
     }
 
-    /// The object as it was so many reconciles ago.
+    /// Returns the object of this number of reconciles ago.
     fn before(&self, ago: u8) -> InfraMachine {
         let index = self.past.len().saturating_sub(1 + usize::from(ago));
         self.past[index].clone()
     }
 
-    /// Puts an object with another UID in place of this one, as clusterctl and a restore do.
+    /// Replaces the object with an object with another UID, like clusterctl or a restore.
     fn replace(&mut self, mut object: InfraMachine) {
         self.uids += 1;
         object.metadata.uid = Some(format!("moved-{}", self.uids));
@@ -350,12 +350,12 @@ impl World {
             }
             Act::Restore(ago) => {
                 let mut object = self.before(ago);
-                // A backup from before the create leaves an orphan.
+                // A backup from before the create would leave an orphan.
                 let is_known = identity::vm_state(&object).may_exist();
                 if is_known && object.metadata.deletion_timestamp.is_none() {
                     object.metadata.finalizers = None;
                     self.replace(object);
-                    // An object that is deleted before the provider sees it leaves an orphan, too.
+                    // Deleting an object before the provider sees it would leave an orphan, too.
                     *self.next_write.lock().unwrap() = None;
                     let object = self.server.infra_machine();
                     self.reconcile(object, None).await;
@@ -369,7 +369,7 @@ impl World {
         }
     }
 
-    /// Reconciles until this is so, with an API server and a driver that answer.
+    /// Reconciles until the condition holds, with an API server and a driver that answer.
     async fn settle(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
         *self.next_write.lock().unwrap() = None;
         self.back_end.0.lock().unwrap().next = None;
@@ -389,7 +389,7 @@ impl World {
     }
 }
 
-/// A process of the provider, which knows nothing yet.
+/// Returns a new process of the provider.
 fn process(server: &Server, back_end: &BackEnd, next_write: &Arc<Mutex<Option<Fate>>>) -> Arc<Context> {
     let mut ctx = server.context(vec![back_end.driver()]);
     let (server, next_write) = (server.clone(), Arc::clone(next_write));
@@ -477,7 +477,7 @@ async fn live_through(acts: Vec<Act>) -> std::result::Result<(), TestCaseError> 
         }
     }
     if !world.is_gone() && world.server.object().metadata.deletion_timestamp.is_none() {
-        // A new spec ends a refusal for good.
+        // A new spec ends a terminal refusal.
         world.act(Act::Respecify).await;
         world
             .settle("the machine comes up", |world| {
@@ -503,8 +503,8 @@ async fn live_through(acts: Vec<Act>) -> std::result::Result<(), TestCaseError> 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// CTL-CR-00, DRV-10: whatever happens, no VM is made while there is one, no object goes before its VM,
-    /// and every state is left once the driver answers.
+    /// CTL-CR-00, DRV-10: no VM is created while one exists, and no object is deleted before its VM. Every
+    /// state is left once the driver answers.
     #[test]
     fn no_history_makes_a_vm_twice_or_leaves_one_behind(acts in acts()) {
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();

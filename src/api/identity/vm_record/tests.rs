@@ -13,7 +13,7 @@ fn machine(record: &str) -> InfraMachine {
     machine
 }
 
-/// Objects that were written by one version are read by all that follow.
+/// Later versions must be able to read the records of earlier versions.
 #[test]
 fn the_format_of_a_record_is_fixed() {
     let at = Timestamp::from_second(1_800_000_000).unwrap();
@@ -88,7 +88,7 @@ fn a_record_that_is_unreadable_or_anothers_is_an_error_that_says_why() {
     );
 }
 
-/// The spec decides about a machine without a VM.
+/// Without a VM, the spec applies.
 #[test]
 fn what_a_vm_was_made_from_binds_while_there_may_be_something_of_it() {
     let made = json!({"driver": "pool", "providerSpec": {}});

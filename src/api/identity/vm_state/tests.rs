@@ -57,7 +57,7 @@ fn events() -> [(&'static str, Event); 7] {
     ]
 }
 
-/// The diagram and the table of the documentation, as the code has them.
+/// Compares the diagram and the table in the documentation with the code.
 #[test]
 fn the_documentation_shows_the_states_as_they_are() {
     let documentation = include_str!("../../../../docs/internals/architecture.md");

@@ -1,4 +1,4 @@
-//! VMs that another has made.
+//! Tests the adoption of VMs that another controller created.
 
 use super::*;
 use crate::machine::outcome::RemovalReason;
@@ -7,14 +7,14 @@ use cmi_driver::tags;
 
 const OLD: &str = r#"{"kubernetes.io/cluster": "old", "kubernetes.io/role": "worker"}"#;
 
-/// A machine whose VM another has made.
+/// Returns a machine that adopts a VM.
 fn asked() -> MachineFixture {
     machine()
         .provider_id("sim://9")
         .annotated(annotations::ADOPT, OLD)
 }
 
-/// As the confirmation leaves it.
+/// Returns the machine after the confirmation.
 fn confirmed() -> MachineFixture {
     asked()
         .known("sim://9")
@@ -134,7 +134,7 @@ fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_take_over() {
     refresh(unknown.plan(confirmed()));
 }
 
-/// The VM of a create that was not answered, or what one that was refused has left, is still the machine's.
+/// The VM of an unanswered create, or the remains of a refused create, still belong to the machine.
 #[test]
 fn an_object_that_a_create_was_issued_for_adopts_no_vm() {
     let issued = VmState::Creating {
@@ -178,7 +178,7 @@ fn refresh(plan: Plan) -> Refresh {
     }
 }
 
-/// A process that ended after the confirmation, and a move, which loses the status.
+/// The process ended after the confirmation, or a move lost the status.
 #[test]
 fn a_vm_that_was_confirmed_before_is_looked_up_as_it_was_then_and_never_made() {
     for machine in [
@@ -201,7 +201,7 @@ fn a_failed_look_up_is_waited_for() {
     assert_eq!(world().remembering(40).plan(asked()), waits(40));
 }
 
-/// The tags are those that the VM carries: they make no difference to it, whatever becomes of the annotation.
+/// The tags of the VM stay, even if the annotation changes.
 #[test]
 fn an_adopted_vm_is_up_to_date_by_its_old_tags() {
     let up = confirmed().provisioned().provider_id("sim://9");
@@ -224,8 +224,8 @@ fn an_adopted_vm_is_up_to_date_by_its_old_tags() {
     );
 }
 
-/// Until the update is written down, every call goes by the tags of before: the VM may have them still. One
-/// that is marked by the identity of another keeps it.
+/// Until the update is recorded, every call uses the old tags, which the VM may still have. A VM with another
+/// machine's identity keeps it.
 #[test]
 fn an_adopted_vm_gets_the_identity_that_it_lacks_where_the_driver_can_add_it() {
     let with_identity = |identity: &str| {
@@ -264,7 +264,7 @@ fn an_adopted_vm_gets_the_identity_that_it_lacks_where_the_driver_can_add_it() {
     }
 }
 
-/// An upgraded driver may want its tags elsewhere.
+/// After an upgrade, a driver may expect its tags elsewhere.
 #[test]
 fn an_adopted_vm_whose_tags_cannot_be_told_is_not_changed() {
     let elsewhere = || world().capabilities(|all| all.tag_path = "/meta/labels".parse().unwrap());
@@ -300,7 +300,7 @@ fn a_vm_that_was_never_confirmed_is_left_alone_when_its_machine_is_deleted() {
     assert_eq!(delete.provider_id.unwrap().as_str(), "sim://9");
 }
 
-/// By the name and the tags that the machine's own VM has, and not by an id that was never confirmed.
+/// Uses the name and the tags of the machine's own VM, and ignores an id that was never confirmed.
 #[test]
 fn what_a_create_may_have_made_is_deleted_though_an_adoption_was_asked_for_since() {
     let deletion = |machine: MachineFixture| match world().plan(machine.deleted_at(now())) {

@@ -52,8 +52,8 @@ fn a_paused_machine_is_not_deleted_not_even_by_force() {
     }
 }
 
-/// DRV-07: the VM is the target's by now, and clusterctl removes the finalizer itself. It takes the other
-/// annotations away as well, which must not be called a lost identity.
+/// DRV-07: the VM belongs to the target now, and clusterctl removes the finalizer. It also removes the other
+/// annotations, which must not be reported as a lost identity.
 #[test]
 fn what_clusterctl_moves_away_is_left_though_no_pause_is_seen() {
     let moved = || deleted().annotated(annotations::DELETE_FOR_MOVE, "");
@@ -69,7 +69,7 @@ fn what_clusterctl_moves_away_is_left_though_no_pause_is_seen() {
             assert_eq!(plan, Outcome::Requeue(Duration::from_mins(1)));
         }
     }
-    // clusterctl leaves the Cluster paused where it stops halfway.
+    // An interrupted move leaves the Cluster paused.
     for world in [world(), world().paused()] {
         let forced = moved().annotated(annotations::FORCE_DELETE, "true");
         assert_eq!(
@@ -79,7 +79,7 @@ fn what_clusterctl_moves_away_is_left_though_no_pause_is_seen() {
     }
 }
 
-/// A mark that stays is not clusterctl's, or clusterctl was cut short.
+/// The mark stays when clusterctl was interrupted or another client set the mark.
 #[test]
 fn a_deletion_that_a_mark_of_clusterctl_keeps_says_so_after_a_minute() {
     let marked = || deleted().annotated(annotations::DELETE_FOR_MOVE, "");
@@ -98,7 +98,7 @@ fn a_deletion_that_a_mark_of_clusterctl_keeps_says_so_after_a_minute() {
     }
 }
 
-/// Or it would show what it was before.
+/// Otherwise, the status would be outdated.
 #[test]
 fn a_deletion_that_only_other_finalizers_keep_names_them() {
     let kept = || {
@@ -191,7 +191,7 @@ fn shutting_down(seconds: i64) -> MachineFixture {
         .deleted_at(now())
 }
 
-/// An outage, a pause or a queue that is longer than the guest's time must not take it away.
+/// A long outage, pause or queue must not consume the grace period.
 #[test]
 fn the_guests_time_runs_from_when_the_driver_accepted_to_shut_it_down() {
     let shut_down = |seconds, fixture| delete(world().seconds_later(seconds).plan(fixture)).shut_down;
@@ -213,7 +213,7 @@ fn the_guests_time_runs_from_when_the_driver_accepted_to_shut_it_down() {
     assert_eq!(delete(cannot.plan(deleted())).shut_down, None);
 }
 
-/// Else a driver whose shut-down never works would keep every VM for ever.
+/// Otherwise, a driver whose shut-down never works would keep every VM forever.
 #[test]
 fn after_the_guests_time_and_four_failures_in_a_row_a_shut_down_has_its_last_try() {
     let last_try = |seconds, failures, fixture| {
@@ -237,7 +237,7 @@ fn after_the_guests_time_and_four_failures_in_a_row_a_shut_down_has_its_last_try
     );
 }
 
-/// A machine for which creates were issued at these times and never answered.
+/// Returns a machine with unanswered creates at these times.
 fn issued(seconds: &[i64]) -> MachineFixture {
     machine()
         .recorded(VmState::Creating {
@@ -247,7 +247,7 @@ fn issued(seconds: &[i64]) -> MachineFixture {
         .deleted_at(now())
 }
 
-/// A machine whose VM is known, and for which one more create was issued at this time.
+/// Returns a machine with a known VM and another create at this time.
 fn known_beside(seconds: i64) -> MachineFixture {
     let unanswered = Some(at(seconds));
     machine()
@@ -256,7 +256,7 @@ fn known_beside(seconds: i64) -> MachineFixture {
         .deleted_at(now())
 }
 
-/// A cancelled call need not stop a back end.
+/// A cancelled call may continue in the back end.
 #[test]
 fn after_a_create_that_was_never_answered_an_absent_vm_is_looked_for_until_it_cannot_be_made_any_more() {
     let pending_create = |world: World, fixture| delete(world.plan(fixture)).pending_create;
@@ -290,7 +290,7 @@ fn a_create_that_the_driver_has_answered_is_not_waited_for() {
     assert!(pending_create(world().answered(5), issued(&[10])).is_some());
 }
 
-/// A clock that was set back, or one that was ahead where the create was issued.
+/// The clock was set back, or the clock of the create's process was ahead.
 #[test]
 fn no_clock_makes_the_wait_for_a_create_longer_than_its_time() {
     let left = |world: World, fixture| {
@@ -319,8 +319,8 @@ fn no_clock_makes_the_wait_for_a_create_longer_than_its_time() {
 }
 
 proptest::proptest! {
-    /// Whatever the clocks say: a deletion waits no longer than the settle time, not at all when a clock has
-    /// seen it pass, and at least as long as a clock that goes right says.
+    /// With any clocks, a deletion waits at most for the settle time. It does not wait after any clock has
+    /// seen the settle time pass. It waits at least as long as a correct clock requires.
     #[test]
     fn the_wait_for_a_create_is_never_longer_than_its_time_and_never_ends_before_it(
         issued_at in -100i64..100, seen_at in -200i64..900, absent in proptest::option::of(0u64..100),
@@ -349,7 +349,7 @@ fn another_vm_is_looked_for_only_where_a_create_may_have_made_one() {
     );
 }
 
-/// A disk may have been made before the spec was refused.
+/// A disk may have been made before the refusal.
 #[test]
 fn what_a_refused_create_may_have_left_is_deleted_where_the_driver_is_there() {
     let refused = || machine().recorded(VmState::Refused).deleted_at(now());
@@ -367,8 +367,7 @@ fn what_a_refused_create_may_have_left_is_deleted_where_the_driver_is_there() {
     assert!(!delete(world().plan(deleted())).refused);
 }
 
-/// A call every few seconds for every VM that takes its time would be a load on the driver for
-/// as long as a cluster goes.
+/// Polling every few seconds during a slow deletion would overload the driver.
 #[test]
 fn the_longer_a_vm_takes_to_go_the_rarer_it_is_asked_after() {
     let requeue_after = |world: World, seconds| {

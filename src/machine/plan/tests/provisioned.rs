@@ -1,4 +1,4 @@
-//! Plans for a VM that was handed to Cluster API.
+//! Plans for a provisioned VM.
 
 use super::*;
 use crate::machine::fixtures::reachability;
@@ -41,7 +41,7 @@ fn half_updated(seconds: i64) -> MachineFixture {
     )
 }
 
-/// An update was issued, and nothing is known of its end.
+/// Returns a machine with an update whose result is unknown.
 fn updating() -> MachineFixture {
     machine()
         .provisioned()
@@ -67,7 +67,7 @@ fn a_vm_outlives_the_reasons_that_it_waited_for() {
     assert_eq!(world.plan(machine().provisioned()), kept(true, None));
 }
 
-/// The cache of our own status may be ahead of that of our spec.
+/// The cached status may be newer than the cached spec.
 #[test]
 fn provisioned_without_an_id_is_left() {
     let mut fixture = machine().provisioned().build();
@@ -105,7 +105,7 @@ fn a_field_that_the_driver_cannot_change_is_only_told_about() {
     }
 }
 
-/// Cluster API has written the new spec, and an extension is to bring the VM there.
+/// Cluster API has written the new spec, and an extension updates the VM.
 fn updated_in_place(fixture: MachineFixture) -> MachineFixture {
     fixture
         .generation(2)
@@ -163,19 +163,19 @@ fn an_update_in_place_that_changes_nothing_of_the_vm_is_reported_as_done_and_onc
     update(world().remembering(0).plan(requested(half_updated(0))));
 }
 
-/// That its update is another extension's does not hide that it is gone.
+/// An update by another extension must not hide a missing VM.
 #[test]
 fn a_vm_that_another_extension_updates_is_still_asked_after() {
     let plan = world().refresh().plan(updated_in_place(larger()));
     refresh(plan);
 }
 
-/// UPD-03: to S2 and back to S1 after a failure, the VM may be half way.
+/// UPD-03: after an update to S2 fails and the spec returns to S1, the VM may be half updated.
 #[test]
 fn an_update_that_was_cut_short_is_finished_though_the_spec_went_back() {
     let plan = update(world().remembering(0).plan(half_updated(40)));
     assert_eq!(plan.applied, plan.wanted);
-    // A move leaves the status behind.
+    // A move loses the status.
     update(world().plan(updating()));
 }
 
@@ -192,7 +192,7 @@ fn a_vm_that_may_be_missing_is_asked_after_and_never_created() {
     assert_eq!(plan.look_up, tagged(&json!({"size": "s"})));
 }
 
-/// A VM that is gone answers no update; that must not hide that it is gone.
+/// A missing VM answers no update, and the failed update must not hide this.
 #[test]
 fn a_vm_that_may_be_missing_is_asked_after_before_it_is_updated() {
     for fixture in [larger(), half_updated(0), half_updated(400)] {
@@ -205,7 +205,7 @@ fn a_vm_that_may_be_missing_is_asked_after_before_it_is_updated() {
     }
 }
 
-/// A spec or a schema that is wrong by now says nothing about the VM.
+/// A spec or schema that has become invalid says nothing about the VM.
 #[test]
 fn a_vm_that_may_be_missing_is_asked_after_though_its_spec_is_refused() {
     refresh(world().violating("no").refresh().plan(machine().provisioned()));
@@ -227,7 +227,7 @@ fn a_vm_on_its_way_up_is_asked_after_until_it_is_up() {
     );
 }
 
-/// INI-19: an initialization that failed on a VM that was up is not forgotten, not even by a restart.
+/// INI-19: a failed initialization of a running VM survives a restart.
 #[test]
 fn a_vm_that_is_not_initialized_any_more_is_asked_after() {
     let uninitialized = machine().provisioned().condition(
@@ -238,7 +238,7 @@ fn a_vm_that_is_not_initialized_any_more_is_asked_after() {
     refresh(world().plan(uninitialized));
 }
 
-/// Any trigger replaces the requeue that was planned: the plan has to carry it on.
+/// Any trigger replaces the planned requeue, so the plan must repeat it.
 #[test]
 fn a_trigger_in_between_neither_hurries_nor_loses_the_next_look() {
     let starting = || machine().provisioned().power("Starting");
@@ -264,7 +264,7 @@ fn the_longer_a_vm_has_been_starting_the_rarer_it_is_asked_after() {
     assert_eq!(paced, [5, 5, 60, 300, 5]);
 }
 
-/// The driver lists VMs and can't be asked about one: two lists have to do.
+/// The driver can list VMs but can't look up a VM, so two lists decide.
 #[test]
 fn a_driver_that_can_only_list_has_the_word_on_what_is_gone_and_what_is_back() {
     let world = world().not_offering(Operation::GetMachineStatus).refresh();
@@ -301,7 +301,7 @@ fn what_keeps_the_driver_from_being_called_is_not_said_of_a_vm_that_was_ready() 
     );
 }
 
-/// CMI-37: a plugin says what it offers, and may be wrong.
+/// CMI-37: a plugin may declare calls that it does not support.
 #[test]
 fn a_look_up_that_the_driver_answered_not_to_offer_is_not_asked_for_again() {
     let lacking = || world().unable_to(Operation::GetMachineStatus, 0);
@@ -361,8 +361,8 @@ fn a_suspicion_that_the_driver_could_not_answer_waits_and_is_not_forgotten() {
     refresh(world().refresh().remembering(30).plan(machine().provisioned()));
 }
 
-/// A Node that went silent says nothing about a VM that can't be looked up: to call it gone
-/// would delete its machine.
+/// A silent Node says nothing about a VM that can't be looked up. Treating the VM as gone would delete its
+/// machine.
 #[test]
 fn a_sign_is_for_the_look_up_to_follow_and_no_word_on_what_is_gone() {
     let hinted = world().hinting(LookUpHint::Signal);

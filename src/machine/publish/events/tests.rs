@@ -1,4 +1,4 @@
-//! One event per new thing, none for a repeat.
+//! Tests that each new state has one event, and repeats have none.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn blocked(plan: Plan) -> Outcome {
     }
 }
 
-/// The events of an outcome, and of the same outcome again on the status that it led to.
+/// Returns the events of an outcome and of its repeat.
 fn events(before: MachineFixture, outcome: &Outcome) -> (Option<NewEvent>, Option<NewEvent>) {
     let mut machine = before.build();
     let first = of(&machine, outcome, 1);
@@ -142,7 +142,7 @@ fn whatever_goes_wrong_is_said_once() {
     }
 }
 
-/// Its `Ready` says that it is late, whatever keeps it from being up.
+/// Its `Ready` condition reports the timeout, even if the machine is delayed for another reason.
 fn timed_out() -> MachineFixture {
     let mut late = machine().build();
     late.spec.creation_timeout_seconds = Some(1);
