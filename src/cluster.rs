@@ -28,13 +28,13 @@ use crate::reconcile::driver_query::{Query, QueryResult};
 use crate::reconcile::{Action, DRIVER_REFRESH_INTERVAL, Enqueue, Reconciler, Requeue};
 use cmi_driver::{Capabilities, Code, ListZonesRequest, Operation, ProviderSpec, tags};
 
-/// What every reconcile works with.
+/// The dependencies of a reconcile.
 pub struct Context {
     /// The client for writes.
     pub client: Client,
-    /// The caches of all that is watched.
+    /// The caches of all watched kinds.
     pub caches: Caches,
-    /// The ids of Clusters, once found.
+    /// The ids of Clusters at drivers.
     pub cluster_ids: Arc<ClusterIds>,
     /// The configured drivers.
     pub drivers: ConfiguredDrivers,
@@ -44,9 +44,8 @@ pub struct Context {
     pub reconciler: Reconciler,
     /// Enqueues an InfraCluster.
     pub enqueue: Enqueue,
-    /// The value of the label `cluster.x-k8s.io/watch-filter` of the InfraClusters that are reconciled; any
-    /// without it. The cache has the others as well: one of them may belong to the Cluster of machines that
-    /// are reconciled.
+    /// The value of the label `cluster.x-k8s.io/watch-filter` on the InfraClusters to reconcile; `None` for
+    /// all. The cache also has the others: the Cluster of a reconciled machine may use them.
     pub watch_filter: Option<String>,
 }
 
@@ -66,7 +65,7 @@ pub async fn reconcile(
     ctx: Arc<Context>,
 ) -> Result<Action, Error> {
     if ctx.is_for_another_provider(&object) {
-        // The object may have been for this provider before, and wait for a driver.
+        // The object may have belonged to this provider before, and may wait for a driver.
         ctx.drivers.forget(object.meta().uid());
         return Ok(Action::await_change());
     }
@@ -108,7 +107,7 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Requeu
     })
 }
 
-/// Whether the drivers can be reached that the InfraCluster names, or that made the machines of its Cluster.
+/// Whether the drivers are reachable that the InfraCluster names or that made the Cluster's machines.
 fn connectivity(infra: &InfraCluster, owner: &Cluster, ctx: &Context) -> Connectivity {
     let namespace = infra.metadata.namespace();
     let mut names = ctx.caches.drivers_of(owner);
@@ -154,7 +153,7 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
     Ok(answer.map(|answer| match answer {
         QueryResult::Known(zones) => Zones::Known(zones),
         QueryResult::Skipped(()) | QueryResult::NotSupported => Zones::None,
-        // The InfraCluster does not say which driver is meant, and need not: its machines will say.
+        // The InfraCluster names no driver, and need not: its machines will.
         QueryResult::NotResolved(ResolveError::Ambiguous { .. }) => Zones::NotQueried,
         QueryResult::NotResolved(error) => Zones::NotConfigured(error.to_string()),
         QueryResult::NoSecrets(why) => Zones::NoSecrets(why),
@@ -162,7 +161,7 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
     }))
 }
 
-/// The spec of a class before there is a machine: only its cluster is known.
+/// Returns the spec of a class before there is a machine: only its cluster is known.
 fn cluster_spec(capabilities: &Capabilities, cluster_id: &str) -> ProviderSpec {
     let mut spec = ProviderSpec::default();
     if let Ok(tag_map) = spec.object_at(&capabilities.tag_path) {
@@ -171,7 +170,7 @@ fn cluster_spec(capabilities: &Capabilities, cluster_id: &str) -> ProviderSpec {
     spec
 }
 
-/// Writes the cluster id first, then the status; neither where it is there already.
+/// Writes the cluster id first, then the status. Skips each where it is unchanged.
 async fn publish(
     infra: &InfraCluster,
     ctx: &Context,
@@ -229,7 +228,7 @@ async fn publish(
     Ok(())
 }
 
-/// The event of an outage, and the one of its end.
+/// Returns the event for the start or the end of an outage.
 fn event(transition: Transition) -> NewEvent {
     let (warning, reason, text) = match transition {
         Transition::Lost(message) => (true, Code::Unavailable.name(), message),

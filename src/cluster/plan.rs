@@ -1,4 +1,4 @@
-//! Plans the reconcile of an InfraCluster, and the status that it leads to. Pure.
+//! Plans the reconcile of an InfraCluster, and computes its status. Pure.
 
 use std::collections::BTreeSet;
 
@@ -17,47 +17,47 @@ use cmi_driver::{Code, Status, Zone};
 #[cfg(test)]
 mod tests;
 
-/// The most failure domains that Cluster API accepts.
+/// The maximum number of failure domains in Cluster API.
 const MAX_ZONES: usize = 100;
-/// Bytes that the name of a failure domain may have.
+/// The maximum length of a failure domain's name, in bytes.
 const MAX_ZONE_NAME: usize = 256;
-/// Attributes that a failure domain may have.
+/// The maximum number of attributes of a failure domain.
 const MAX_ATTRIBUTES: usize = 128;
-/// Characters that the value of an attribute may have.
+/// The maximum length of an attribute's value, in characters.
 const MAX_ATTRIBUTE: usize = 65_536;
 
 /// The objects that were read for one reconcile.
 pub struct Observed<'a> {
     /// The Cluster that owns the InfraCluster.
     pub owner: Option<&'a Cluster>,
-    /// The id that drivers know the Cluster by.
+    /// The Cluster's id at drivers.
     pub cluster_id: Option<String>,
 }
 
-/// What a reconcile has to do.
+/// The action of a reconcile.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Nothing has to be done, and nothing is written.
+    /// Do nothing, and write nothing.
     NoOp,
-    /// The InfraCluster is paused; the status says by what.
+    /// The InfraCluster is paused; the message names the cause.
     Pause(String),
     /// The InfraCluster may be used.
     Provision {
         /// The id that drivers know the Cluster by.
         cluster_id: String,
-        /// Whether it is not known yet where the control plane is reached.
+        /// Whether the control plane endpoint is not known yet.
         awaits_endpoint: bool,
     },
 }
 
-/// What is known of the driver's failure domains.
+/// The driver's failure domains, as far as they are known.
 #[derive(Debug)]
 pub enum Zones {
-    /// No driver was asked: the InfraCluster is paused, or does not say which driver is meant.
+    /// No driver was asked: the InfraCluster is paused or names no driver.
     NotQueried,
     /// The driver has no failure domains.
     None,
-    /// The driver has these.
+    /// The driver has these failure domains.
     Known(Vec<Zone>),
     /// The driver could not answer, or refused to.
     Failed(Status),
@@ -92,7 +92,6 @@ pub fn plan(infra: &InfraCluster, observed: &Observed<'_>) -> Plan {
     }
 }
 
-/// Whether it is known where the control plane is reached.
 fn has_endpoint(infra: &InfraCluster, owner: &Cluster) -> bool {
     let is_set = |host: &str, port: i32| !host.is_empty() && port != 0;
     let here = infra.spec.control_plane_endpoint.as_ref();
@@ -108,13 +107,13 @@ struct Draft<'a> {
     now: Timestamp,
 }
 
-/// Returns the status after a plan; the same as before where nothing changed.
+/// Returns the status after a plan. It equals the previous status where nothing changed.
 pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) -> InfraClusterStatus {
     let status = infra.status.clone().unwrap_or_default();
     let mut draft = Draft { infra, status, now };
     match plan {
         Plan::NoOp => {}
-        // Paused: the rest of the status still describes the generation that it was made from.
+        // While paused, the rest of the status describes the generation that it was computed from.
         Plan::Pause(by) => draft.set(PAUSED, ConditionStatus::True, reason::PAUSED, by),
         Plan::Provision { awaits_endpoint, .. } => {
             draft.mark_false(PAUSED, reason::NOT_PAUSED, "");
@@ -125,9 +124,8 @@ pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) 
     draft.status
 }
 
-/// Returns why the driver can't be asked for failure domains, where the status after a plan is the first to
-/// say so: reason and message. An outage does not count where the Cluster is in use: it is reported when it
-/// lasts.
+/// Returns the reason and the message why the driver can't be asked for failure domains, if the new status is
+/// the first to report it. For a Cluster in use, an outage does not count: it is reported when it lasts.
 pub fn new_failure<'a>(
     infra: &InfraCluster,
     after: &'a InfraClusterStatus,
@@ -148,18 +146,18 @@ pub fn new_failure<'a>(
     (!(is_said || is_outage && is_in_use)).then_some((reason, message))
 }
 
-/// Whether the drivers of a Cluster can be reached, by what their probes have said for a while.
+/// Whether the drivers of a Cluster are reachable, debounced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Connectivity {
-    /// The Cluster has no driver, or the probes have not said the same for long enough.
+    /// The Cluster has no driver, or the probes have not agreed for long enough.
     Unsettled,
-    /// All drivers can be reached.
+    /// All drivers are reachable.
     Kept,
-    /// Not all drivers can be reached; a sentence that names those that can't.
+    /// Not all drivers are reachable; a sentence that names the unreachable ones.
     Lost(String),
 }
 
-/// A change in whether the drivers of a Cluster can be reached.
+/// A change in whether the drivers of a Cluster are reachable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Transition {
     /// A driver is unreachable; the condition's message.
@@ -168,8 +166,8 @@ pub enum Transition {
     Back,
 }
 
-/// Sets the condition that says whether the drivers can be reached. Whether the driver has just answered, the
-/// failure domains report: that a driver is unreachable is reported when that has lasted, and once.
+/// Sets the condition that reports whether the drivers are reachable. The failure domains report whether the
+/// driver has just answered. This condition reports only an outage that lasts, once.
 pub fn report_connectivity(
     infra: &InfraCluster,
     mut status: InfraClusterStatus,
@@ -185,7 +183,7 @@ pub fn report_connectivity(
     let was_lost = shown.as_ref().is_some_and(is_lost);
     let mut conditions = Setter::new(&mut status.conditions, &infra.metadata, now);
     let transition = match (connectivity, zones) {
-        // The driver is not configured, and that is what is reported.
+        // The status already reports that the driver is not configured.
         (_, Zones::NotConfigured(_)) => None,
         (Connectivity::Lost(message), _) => {
             let reason = Code::Unavailable.name();
@@ -220,7 +218,7 @@ impl Draft<'_> {
             .set(type_, state, reason, message);
     }
 
-    /// Sets a condition to true, with nothing more to say.
+    /// Sets a condition to true, without a message.
     fn mark_true(&mut self, type_: &str, reason: &str) {
         self.set(type_, ConditionStatus::True, reason, "");
     }
@@ -232,7 +230,7 @@ impl Draft<'_> {
     fn record_zones(&mut self, zones: &Zones, awaits_endpoint: bool) {
         match zones {
             Zones::NotQueried => self.provisioned(awaits_endpoint),
-            // A machine that is placed in a failure domain that is gone can't be made.
+            // A machine can't be created in a failure domain that no longer exists.
             Zones::None => self.answered(Vec::new(), awaits_endpoint),
             Zones::Known(zones) => self.answered(failure_domains(zones), awaits_endpoint),
             Zones::Failed(error) => {
@@ -269,10 +267,10 @@ impl Draft<'_> {
         self.provisioned(awaits_endpoint);
     }
 
-    /// Reports that the failure domains are not known, or not any more.
+    /// Reports that the failure domains are unknown or outdated.
     fn not_queried(&mut self, reason: &str, message: &str) {
         self.mark_false(FAILURE_DOMAINS_UP_TO_DATE, reason, message);
-        // What was provisioned stays so: a driver that can't be asked says nothing about the Cluster.
+        // A provisioned Cluster stays provisioned: an unreachable driver proves nothing about it.
         if !self.is_provisioned() {
             self.mark_false(READY, reason, message);
         }
@@ -283,9 +281,9 @@ impl Draft<'_> {
         initialization.and_then(|initialization| initialization.provisioned) == Some(true)
     }
 
-    /// Reports that machines may be made. They need not know where the control plane is reached, and a
-    /// control plane that brings its own endpoint may say it only when its machines are there: to wait for
-    /// the endpoint would be a deadlock. A missing endpoint is reported.
+    /// Reports that machines may be created. They do not need the control plane endpoint. Some control planes
+    /// provide it only once their machines exist, so waiting for it would be a deadlock. A missing endpoint
+    /// is reported.
     fn provisioned(&mut self, awaits_endpoint: bool) {
         self.status.initialization = Some(InfraClusterInitialization {
             provisioned: Some(true),
@@ -301,7 +299,7 @@ impl Draft<'_> {
     }
 }
 
-/// Leaves out what the schema would refuse: the rest of the status has to be written all the same.
+/// Leaves out failure domains that the schema would refuse, so that the rest of the status can be written.
 fn failure_domains(zones: &[Zone]) -> Vec<FailureDomain> {
     let mut names = BTreeSet::new();
     let usable = zones

@@ -1,5 +1,5 @@
-//! Reconciles InfraMachineTemplates: publishes what one machine of a template has, so that the autoscaler can
-//! scale from zero, and why no machine can be made from the template, where that is so.
+//! Reconciles InfraMachineTemplates. Publishes the description of one machine of a template, so that the
+//! autoscaler can scale from zero, or why no machine can be made from the template.
 //!
 //! A reconcile writes the template's status and nothing else.
 
@@ -25,11 +25,11 @@ use crate::reconcile::driver_query::{Query, QueryResult};
 use crate::reconcile::{Action, DRIVER_REFRESH_INTERVAL, Enqueue, Reconciler, Requeue};
 use cmi_driver::{Capabilities, DescribeClassRequest, ProviderSpec};
 
-/// What every reconcile works with.
+/// The dependencies of a reconcile.
 pub struct Context {
     /// The client of the API server.
     pub client: Client,
-    /// The caches of what is watched.
+    /// The caches of all watched kinds.
     pub caches: Caches,
     /// The configured drivers.
     pub drivers: ConfiguredDrivers,
@@ -82,8 +82,8 @@ async fn publish(
     Ok(())
 }
 
-/// When the driver is asked again. A driver that has answered in full is asked again, too: the plugin that
-/// replaces it may answer more, or something else.
+/// Returns when to ask the driver again. A driver that has answered in full is asked again, too: a newer
+/// plugin may answer more, or differently.
 fn requeue(described: &Described) -> Requeue {
     match described {
         Described::Known(_) | Described::NotSupported => Requeue::After(DRIVER_REFRESH_INTERVAL),
@@ -96,7 +96,7 @@ fn requeue(described: &Described) -> Requeue {
     }
 }
 
-/// Asks the driver what a machine of the template has; `None` when it is busy.
+/// Asks the driver to describe a machine of the template; `None` when it is busy.
 async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Option<Described>, Error> {
     let wanted = &template.spec.template.spec;
     let query = Query {
@@ -127,8 +127,8 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
     }))
 }
 
-/// Returns why no machine can be made from the template, whichever Machine needs it, with the path of the
-/// field; `None` where nothing prevents it.
+/// Returns why no machine can be made from the template, for any Machine, with the path of the field; `None`
+/// where nothing prevents it.
 pub fn violation(template: &InfraMachineTemplate, capabilities: &Capabilities) -> Option<String> {
     let spec = &template.spec.template.spec;
     let violations = spec.violations();
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use cmi_driver::ClassDescription;
 
-    /// A plugin that is replaced by one that can describe classes need not restart the provider.
+    /// A newer plugin may be able to describe classes, without a restart of the provider.
     #[test]
     fn a_driver_that_said_all_it_could_is_asked_again_after_a_while() {
         let known = Described::Known(ClassDescription::default());

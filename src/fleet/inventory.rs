@@ -1,7 +1,7 @@
-//! Finds VMs that vanished: one list per driver and class at an interval, instead of a call per machine.
+//! Finds missing VMs with one list per driver and class at an interval, instead of a call per machine.
 //!
-//! Nothing is deleted and nothing is written here: the result of a list is only handed to the reconciler of a
-//! machine, which asks the driver about it.
+//! It deletes and writes nothing. It passes the result of a list to the reconciler of a machine, which asks
+//! the driver about the VM.
 
 mod groups;
 mod hanging_lists;
@@ -23,7 +23,7 @@ use crate::driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::reconcile::caches::{CachedMachine, Caches, Entry};
 use cmi_driver::ListedMachine;
 
-/// What a scan of the drivers' VMs works with.
+/// The inputs of a scan of the drivers' VMs.
 pub struct Context {
     /// The client that reads credentials.
     pub client: Client,
@@ -33,15 +33,14 @@ pub struct Context {
     pub drivers: ConfiguredDrivers,
 }
 
-/// The key under which a scan waits for its permits.
+/// The name of a scan in the driver's permit queue.
 const REQUESTER: &str = "inventory";
 
-/// Lists every driver once per interval, for ever, its lists spread over half of the interval; reports the
-/// machines that a list is sure of.
+/// Lists the VMs of every driver once per interval, for ever. The lists are spread over half of the interval.
+/// Calls `report` with the results that are certain.
 ///
-/// Each driver is listed by itself: one that hangs does not hold up the scans of the others. Each scan is a
-/// task, which ends with this future: a walk through a whole fleet takes time that reconciles must not wait
-/// for.
+/// The drivers are listed independently, so a hanging driver does not block the scans of the others. Each
+/// scan is a task that ends with this future: reconciles must not wait for a walk through a whole fleet.
 pub async fn run(ctx: Context, interval: Duration, report: impl Fn(ListResult<'_>) + Send + Sync + 'static) {
     let (ctx, report) = (Arc::new(ctx), Arc::new(report));
     let list_driver = |driver: Arc<ConfiguredDriver>| {
@@ -60,7 +59,7 @@ async fn scan_periodically(
     let mut known = ListState::default();
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    // The first tick comes at once, and a restart is no reason to list.
+    // The first tick is immediate, but a restart is no reason to list.
     ticks.tick().await;
     loop {
         ticks.tick().await;
@@ -68,22 +67,22 @@ async fn scan_periodically(
     }
 }
 
-/// The state that is kept of a driver from one scan to the next.
+/// A driver's state that is kept from one scan to the next.
 #[derive(Default)]
 struct ListState {
     absences: Absences,
     groups: Groups,
 }
 
-/// What a list says of the machines that it answers for.
+/// The result of a list for its machines.
 pub enum ListResult<'a> {
-    /// The list contradicts what is known of a machine.
+    /// The list contradicts the recorded state of a machine.
     Contradicted(&'a CachedMachine, Presence),
-    /// The list confirms what is known of these machines, by UID.
+    /// The list confirms the recorded state of these machines, by UID.
     Confirmed(&'a HashSet<u64>),
 }
 
-/// The part of an interval in which its lists are made: the rest is for lists that take long.
+/// The lists of an interval start in its first part (1/`SPREAD`). The rest is for slow lists.
 const SPREAD: u32 = 2;
 
 async fn scan(
@@ -101,7 +100,7 @@ async fn scan(
     let window = capabilities.consistency_window;
     let alive: HashSet<_> = groups.values().flatten().map(Entry::uid).collect();
     known.absences.retain(|uid, _| alive.contains(uid));
-    // A driver is not asked for all its lists at once.
+    // Spread the lists of a driver over time.
     let pause = interval / SPREAD / u32::try_from(groups.len()).unwrap_or(u32::MAX).max(1);
     let mut hanging = HangingLists::default();
     for (index, (group, mut machines)) in groups.into_iter().enumerate() {
@@ -112,7 +111,7 @@ async fn scan(
             tokio::time::sleep(pause).await;
             leave_out_changed(caches, &mut machines, &mut known.absences);
         }
-        // One class that fails must not keep the others from being looked after (CTL-LM-03).
+        // A failing class must not block the others (CTL-LM-03).
         let requested_at = Instant::now();
         let Some(ids) = list(ctx, driver, &group).await else {
             hanging.record(&group.namespace, requested_at.elapsed());
@@ -148,9 +147,9 @@ async fn scan(
     }
 }
 
-/// Leaves out machines that changed since the scan began, and may not be expected in the list any more: the
-/// next scan covers them. The list may have such a machine's VM, so that the lists before and after it are
-/// not two in a row that lack the VM.
+/// Removes machines that changed since the scan began, because they may no longer belong in the list. The
+/// next scan covers them. The list may have such a machine's VM, so the lists before and after it are not two
+/// in a row that lack the VM.
 fn leave_out_changed(caches: &Caches, machines: &mut Vec<CachedMachine>, absences: &mut Absences) {
     machines.retain(|machine| {
         let is_left = caches.infra_machines.is_current(machine) && !groups::is_paused(caches, machine);
@@ -161,8 +160,7 @@ fn leave_out_changed(caches: &Caches, machines: &mut Vec<CachedMachine>, absence
     });
 }
 
-/// The numbers that stand for the ids of all VMs of a class; `None` when the list fails, and nothing follows
-/// from that.
+/// The hashed ids of all VMs of a class. `None` if the list fails; a failed list proves nothing.
 async fn list(ctx: &Context, driver: &ConfiguredDriver, group: &Group) -> Option<HashSet<u64>> {
     let listed = listing::list(&ctx.client, driver, REQUESTER, &group.namespace, &group.class);
     match listed.await {
@@ -171,7 +169,7 @@ async fn list(ctx: &Context, driver: &ConfiguredDriver, group: &Group) -> Option
                 |machine: &ListedMachine| ctx.caches.infra_machines.number(&machine.provider_id.to_string());
             Some(machines.iter().map(number).collect())
         }
-        // A driver that turns out not to list has the feature off, without noise (CTL-LM-12).
+        // If the driver turns out not to support lists, the feature is off, without a warning (CTL-LM-12).
         Err(ListError::NotSupported) => None,
         Err(error) => {
             tracing::warn!(
@@ -211,7 +209,7 @@ mod tests {
         Arc::new(serde_json::from_value(machine).unwrap())
     }
 
-    /// It may have shown the VM.
+    /// The skipped list may have shown the VM.
     #[test]
     fn lists_lack_a_vm_in_a_row_only_where_none_between_them_was_left_out() {
         let (infra_machines, mut writer) = cache();

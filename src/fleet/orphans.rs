@@ -1,9 +1,9 @@
-//! Orphans: VMs that no InfraMachine has. A scan finds them by lists, classifies them by live reads, reports
-//! them, and deletes them where that is asked for and proven.
+//! Orphans: VMs without an InfraMachine. A scan finds them with lists, classifies them with live reads, and
+//! reports them. If enabled, it deletes proven orphans.
 //!
 //! A scan is lists → live read → [`plan`] → report → delete. It usually ends after the lists, because the
-//! caches have an owner for every VM: a fleet at rest costs one list for each class, and no request to the
-//! API server.
+//! caches have an owner for every VM. A stable fleet costs one list for each class, and no request to the API
+//! server.
 
 mod cluster_listing;
 mod delete;
@@ -43,7 +43,7 @@ use cmi_driver::{Capabilities, ListedMachine};
 pub struct Context {
     /// The client for live reads and credentials.
     pub client: Client,
-    /// The caches, which say which lists to make.
+    /// The caches, which determine the lists to make.
     pub caches: Caches,
     /// The configured drivers.
     pub drivers: ConfiguredDrivers,
@@ -55,25 +55,25 @@ pub struct Context {
     pub policies: Arc<AdmissionPolicies>,
     /// The deletions of machines that this process has observed.
     pub deletion_log: Arc<DeletionLog>,
-    /// The only namespace that the provider watches; all without it.
+    /// The only namespace that the provider watches; `None` for all.
     pub namespace: Option<String>,
-    /// How orphans are dealt with.
+    /// How to treat orphans.
     pub options: Options,
 }
 
 impl Context {
-    /// The observed deletion of the InfraMachine of this identity, where it proves something.
+    /// The observed deletion of the InfraMachine with this identity, if it still counts as proof.
     fn observed_deletion(&self, identity: &str) -> Option<ObservedDeletion> {
         self.deletion_log.of(identity, self.policies.epoch())
     }
 }
 
-/// How orphans are dealt with.
+/// How to treat orphans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Whether proven orphans are deleted.
     pub delete: bool,
-    /// The pause between two scans, and the least time between two observations of an orphan.
+    /// The pause between two scans, and the minimum time between two observations of an orphan.
     pub interval: Duration,
     /// The minimum age of a VM that is deleted.
     pub min_age: Duration,
@@ -101,10 +101,10 @@ struct ScanState {
     classes: MachineClasses,
 }
 
-/// Scans every driver for orphans once per interval, for ever. Call it when this replica leads: it begins
-/// without observations, and reports and deletes nothing before two of them.
+/// Scans every driver for orphans once per interval, for ever. Must be called when this replica leads. It
+/// begins without observations, and reports and deletes nothing before two of them.
 ///
-/// Each driver has a task of its own, which ends with this future.
+/// Each driver has a separate task, which ends with this future.
 pub async fn run(ctx: Context) {
     let ctx = Arc::new(ctx);
     let scan_driver = |driver: Arc<ConfiguredDriver>| {
@@ -117,7 +117,7 @@ pub async fn run(ctx: Context) {
 async fn scan_periodically(ctx: &Context, driver: &ConfiguredDriver) {
     let mut state = ScanState::default();
     loop {
-        // A pause between scans rather than a fixed rate: two lists are at least so far apart.
+        // A pause between scans instead of a fixed rate: it is the minimum time between two lists.
         tokio::time::sleep(ctx.options.interval).await;
         scan_driver(ctx, driver, &mut state).await;
         count(ctx, driver, &state);
@@ -157,7 +157,7 @@ async fn scan_driver(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanS
         forget_unlistable_classes(ctx, driver, watched, &listed).await;
         all.push(listed);
     }
-    // The cache may be behind: it can say that a VM has an owner, and never that it has none.
+    // The cache may be behind. It can prove that a VM has an owner, but not that a VM has none.
     let live = if are_owned(&all, &ctx.caches) {
         None
     } else {
@@ -189,8 +189,8 @@ async fn scan_driver(ctx: &Context, driver: &ConfiguredDriver, state: &mut ScanS
     }
 }
 
-/// Forgets the classes of deleted machines that can no longer be listed: their Secret is gone, or the driver
-/// refuses their spec. Their lists would fail at every scan, for ever.
+/// Forgets the classes of deleted machines that can no longer be listed, because their Secret is deleted or
+/// the driver refuses their spec. Otherwise their lists would fail at every scan.
 async fn forget_unlistable_classes(
     ctx: &Context,
     driver: &ConfiguredDriver,
@@ -287,9 +287,9 @@ fn cached(caches: &Caches) -> Objects {
     }
 }
 
-/// Whether the caches have an owner for every VM. Of the fleet only those machines are unpacked that may own
-/// a VM whose id no machine has recorded: by UID, or by name, which an adopted VM need not share. The owner
-/// of a VM that matches neither is found by the live read alone.
+/// Whether the caches have an owner for every VM. Only machines that may own a VM with an unrecorded id are
+/// unpacked. They match by UID, or by name, which an adopted VM need not share. The owner of any other VM is
+/// found only by the live read.
 fn are_owned(all: &[ClusterListing], caches: &Caches) -> bool {
     let machines = &caches.infra_machines;
     let recorded: HashSet<u64> = machines.scan(|all| all.filter_map(Entry::external_id).collect());
@@ -327,7 +327,7 @@ fn are_owned(all: &[ClusterListing], caches: &Caches) -> bool {
     })
 }
 
-/// A VM as one scan finds it.
+/// A VM as found by one scan.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// Its Cluster.
@@ -341,13 +341,13 @@ pub struct Found {
 /// The result of one scan.
 #[derive(Clone, Debug, Default)]
 pub struct Scan {
-    /// The VMs of all Clusters that are here.
+    /// The VMs of all Clusters in this management cluster.
     pub found: Vec<Found>,
-    /// What could not be scanned, and why.
+    /// Failed parts of the scan, with their causes.
     pub failures: Vec<String>,
 }
 
-/// Scans all drivers once, without being the leader. Makes only reads.
+/// Scans all drivers once, without leadership. Makes only reads.
 ///
 /// # Errors
 /// The API server refused or could not be reached.

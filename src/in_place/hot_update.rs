@@ -1,5 +1,5 @@
-//! Which changes of a provider spec an existing VM can take. The rule is the same for a changed InfraMachine,
-//! for a question of Cluster API beforehand, and for a question of an operator.
+//! Decides which changes of a provider spec an existing VM supports. The same rule applies to a changed
+//! InfraMachine, to Cluster API's question before an update, and to an operator's question.
 
 pub mod in_place;
 
@@ -9,17 +9,17 @@ pub use in_place::InPlaceUpdate;
 
 use cmi_driver::{Capabilities, JsonPointer, Operation, ProviderSpec};
 
-/// The places in which two provider specs differ.
+/// The differences between two provider specs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// The places that the driver can change on an existing VM (UPD-01).
+    /// Fields that the driver can change on an existing VM (UPD-01).
     pub hot: Vec<JsonPointer>,
-    /// The places that the driver can't change, or does not declare that it can (UPD-02).
+    /// Fields that the driver can't change, or does not declare as changeable (UPD-02).
     pub not_updatable: Vec<JsonPointer>,
 }
 
 impl Changes {
-    /// Returns what has to change to bring a VM from the old spec to the new one.
+    /// Returns the changes that bring a VM from the old spec to the new spec.
     pub fn between(old: &ProviderSpec, new: &ProviderSpec, capabilities: &Capabilities) -> Self {
         let can_update = capabilities.supports(Operation::UpdateMachine);
         let (hot, not_updatable) = difference(&old.0, &new.0).into_iter().partition(|place| {
@@ -29,13 +29,13 @@ impl Changes {
         Self { hot, not_updatable }
     }
 
-    /// Whether the two specs are the same.
+    /// Returns whether the two specs are the same.
     pub fn is_empty(&self) -> bool {
         self.hot.is_empty() && self.not_updatable.is_empty()
     }
 }
 
-/// Returns the places in which two objects differ, descending as long as both values are objects.
+/// Returns the fields that differ between two objects. Descends into a field while both values are objects.
 pub fn difference(old: &Map<String, Value>, new: &Map<String, Value>) -> Vec<JsonPointer> {
     let mut found = Vec::new();
     differ(old, new, "", &mut found);
@@ -48,7 +48,7 @@ fn differ(old: &Map<String, Value>, new: &Map<String, Value>, path: &str, found:
         let path = format!("{path}/{}", key.replace('~', "~0").replace('/', "~1"));
         match (old.get(key), new.get(key)) {
             (Some(Value::Object(old)), Some(Value::Object(new))) => differ(old, new, &path, found),
-            // To a driver, a field without a value is no field.
+            // Drivers treat a null field as absent.
             (old, new) if old.unwrap_or(&Value::Null) == new.unwrap_or(&Value::Null) => {}
             _ => found.extend(path.parse()),
         }

@@ -1,13 +1,15 @@
-//! Cluster API's Runtime Extension for updates in place: Cluster API asks whether a machine can get a new
-//! spec without being replaced, and has the VM updated to it.
+//! Cluster API's Runtime Extension for updates in place. Cluster API asks whether a machine can get a new
+//! spec without a replacement, and requests the update of its VM.
 //!
-//! The extension itself calls no driver to change a VM. [`hooks`] parses and answers, [`spec_changes`] and
-//! [`progress`] decide, and the reconciler of InfraMachines does the update, as it does one by hand.
+//! The extension itself calls no driver to change a VM. [`hooks`] has the wire format, [`spec_changes`] and
+//! [`progress`] decide, and the reconciler of InfraMachines does the update, as after a user's change.
 //!
 //! # Guarantees
-//! * Fail closed: a field that is not known to be updatable is not patched, so that Cluster API replaces the
-//!   machine. Where the driver can't be asked, the answer is a failure, after which Cluster API asks again.
-//! * A replica that does not lead calls no driver and writes nothing. It answers only readable requests.
+//! * Fail closed: only fields that are known to be updatable are patched, and Cluster API replaces the
+//!   machine for any other change. If the driver can't be asked, the answer is a failure, and Cluster API
+//!   asks again.
+//! * A replica that does not lead calls no driver and writes nothing. It answers only requests that need
+//!   neither.
 
 mod hooks;
 mod progress;
@@ -49,26 +51,26 @@ use cmi_driver::{Capabilities, ErrorChain};
 const MAX_BYTES: usize = 4 * 1024 * 1024;
 /// How long a request body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long a request may wait for its turn: Cluster API does not wait much longer.
+/// How long a request may wait for its turn. Cluster API does not wait much longer.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(6);
 /// Concurrent requests; each may take [`MAX_BYTES`] of memory.
 const MAX_REQUESTS: usize = 8;
-/// The extension asks for a driver's capabilities under this name.
+/// The extension's name in the driver's permit queue.
 const REQUESTER: &str = "the Runtime Extension";
 
 /// The context of every request.
 #[derive(Clone)]
 pub struct Context {
-    /// Reads InfraMachines, and writes the annotation that asks for an update.
+    /// The client that reads InfraMachines and writes the annotation that requests an update.
     pub client: Client,
     /// The configured drivers.
     pub drivers: ConfiguredDrivers,
     /// Whether this replica may write, and ask drivers.
     pub leadership: Leadership,
-    /// The only namespace whose objects are answered for; `None` for all.
+    /// The only namespace whose objects the extension answers for; `None` for all.
     pub namespace: Option<String>,
-    /// The value of the label `cluster.x-k8s.io/watch-filter` of the objects that are answered for; `None`
-    /// for any.
+    /// The value of the label `cluster.x-k8s.io/watch-filter` of the objects that the extension answers for;
+    /// `None` for any.
     pub watch_filter: Option<String>,
 }
 
@@ -85,7 +87,7 @@ pub fn router(context: Context) -> Router {
         requests: Semaphore::new(MAX_REQUESTS),
     };
     Router::new()
-        // Without the limit: Cluster API does not start while it gets no answer.
+        // Without the limit, because Cluster API does not start without this answer.
         .route(&Hook::Discovery.path(), post(discovery))
         .route(&Hook::CanUpdateMachineSet.path(), post(can_update_machine_set))
         .route(&Hook::CanUpdateMachine.path(), post(can_update_machine))
@@ -115,8 +117,7 @@ async fn update_machine(State(server): State<Arc<Server>>, body: Body) -> Respon
 impl Server {
     /// Reads a request and answers it.
     async fn serve<Q: DeserializeOwned>(&self, body: Body, run: impl AsyncFnOnce(Q) -> Value) -> Response {
-        // The permit is held from before the request is read until it is answered: that limits the memory of
-        // all requests.
+        // The permit is held from before the read until the answer, which limits the memory of all requests.
         let Ok(_permit) = timeout(WAIT_TIMEOUT, self.requests.acquire()).await else {
             return Unread::TooMany.into_response();
         };
@@ -127,7 +128,7 @@ impl Server {
     }
 }
 
-/// Reads a request. Go's client names no content type, so none is asked for.
+/// Reads a request. Go's client sets no content type, so none is required.
 async fn read<Q: DeserializeOwned>(body: Body) -> Result<Q, Unread> {
     let body = timeout(BODY_TIMEOUT, to_bytes(body, MAX_BYTES)).await;
     let bytes = body.map_err(|_elapsed| Unread::TooSlow)?.map_err(unread)?;
@@ -142,7 +143,7 @@ fn unread(error: axum::Error) -> Unread {
     }
 }
 
-/// Why a request was not read.
+/// Why a request could not be read.
 #[derive(Debug, thiserror::Error)]
 enum Unread {
     #[error("too many concurrent requests: try again")]
@@ -176,12 +177,12 @@ impl IntoResponse for Unread {
     }
 }
 
-/// Answers whether the current objects can get the desired spec without being replaced: the fields that can,
-/// as a patch of the current ones. Cluster API replaces the machine where the patch leaves a difference.
+/// Answers whether the current objects can get the desired spec without a replacement. The answer patches all
+/// updatable fields of the current objects. Cluster API replaces the machine if a difference remains.
 async fn can_update<T: Objects>(context: &Context, request: &CanUpdateRequest<T>) -> Value {
     let (current, desired) = (request.current.infrastructure(), request.desired.infrastructure());
     if !current.is_ours::<T>() || !desired.is_ours::<T>() {
-        // An object of another provider: nothing is patched, and so nothing updated in place.
+        // An object of another provider: nothing is patched, and so nothing is updated in place.
         return patched::<T>(&json_patch::Patch::default());
     }
     let (namespace, object) = (&current.metadata.namespace, &current.metadata.name);
@@ -206,7 +207,7 @@ async fn can_update<T: Objects>(context: &Context, request: &CanUpdateRequest<T>
     }
 }
 
-/// The changes, and which of them need no new machine; else why that is not known.
+/// The changes between two specs, or the reason why they cannot be computed.
 async fn changes<T: Objects>(
     context: &Context,
     current: &Infrastructure,
@@ -220,8 +221,8 @@ async fn changes<T: Objects>(
     let name = recorded.as_deref().or(named);
     let capabilities = capabilities(context, name, &current.metadata.namespace).await?;
     let changes = SpecChanges::between(&old, &new, &capabilities);
-    // An answer that the change takes new machines would have Cluster API begin to replace machines, although
-    // no new machine can be made.
+    // If the answer were that a replacement is needed, Cluster API would start to replace machines, although
+    // no new machine can be created.
     if let Some(why) = changes.refusal() {
         return Err(format!("the driver rejects the new spec: {why}"));
     }
@@ -229,7 +230,7 @@ async fn changes<T: Objects>(
     Ok((changes, patch))
 }
 
-/// Checks that this process answers for an object, by the flags for the namespace and the watch-filter label.
+/// Checks that this process answers for an object, by its namespace and its watch-filter label.
 fn looks_at(context: &Context, object: &Infrastructure) -> Result<(), String> {
     let metadata = &object.metadata;
     if let Some(only) = context
@@ -252,7 +253,7 @@ fn looks_at(context: &Context, object: &Infrastructure) -> Result<(), String> {
     }
 }
 
-/// The capabilities of a driver that answers now; else why they are not known: never a guess.
+/// The capabilities of a driver that answers now, or the reason why they are unknown. Never a guess.
 async fn capabilities(
     context: &Context,
     name: Option<&str>,
@@ -285,7 +286,7 @@ async fn capabilities(
     }
 }
 
-/// Requests the update of the VM to the desired spec, and answers how far it has come.
+/// Requests the update of the VM to the desired spec, and answers with its progress.
 async fn update(context: &Context, request: &UpdateMachineRequest) -> Value {
     let wanted = &request.desired.infrastructure_machine;
     if !wanted.is_ours::<CanUpdateMachineObjects>() {
@@ -309,7 +310,7 @@ async fn try_update(context: &Context, wanted: &Infrastructure) -> anyhow::Resul
     let (namespace, name) = (&wanted.metadata.namespace, &wanted.metadata.name);
     let machines = kube::Api::<InfraMachine>::namespaced(context.client.clone(), namespace);
     let action = "reading the InfraMachine to update";
-    // Reads the live object: a cache that is behind would say that a spec is applied which is yet to come.
+    // Reads the live object: a stale cache could report a spec as applied before it is.
     let live = machines
         .get(name)
         .await
@@ -326,7 +327,7 @@ async fn try_update(context: &Context, wanted: &Infrastructure) -> anyhow::Resul
     Ok(progress)
 }
 
-/// Requests that the reconciler updates the VM to the current spec.
+/// Asks the reconciler to update the VM to the current spec.
 async fn request_update(machines: &kube::Api<InfraMachine>, live: &InfraMachine) -> Result<(), Error> {
     let name = live.metadata.name();
     let body = serde_json::json!({"metadata": {
@@ -336,7 +337,7 @@ async fn request_update(machines: &kube::Api<InfraMachine>, live: &InfraMachine)
     match patch_metadata(machines, name, &body).await {
         Ok(_) => Ok(()),
         Err(error) => match Error::api("requesting the update", error) {
-            // Cluster API asks again, and the object is read again then.
+            // Cluster API asks again, and the object is then read again.
             Error::Conflict { .. } => Ok(()),
             error => Err(error),
         },

@@ -1,9 +1,9 @@
 //! The not-ready taint of a Node: gather → plan → execute → publish.
 //!
-//! A kubelet may register with a taint that keeps workload away until its VM is initialized (INI-02). Where
-//! an InfraMachine names the taint, the provider removes it from the Node, once, when the VM is initialized
-//! and Cluster API has found the Node. Nothing else of the Node is touched, and no reconcile of a machine
-//! waits for a workload cluster.
+//! A kubelet may register with a taint that keeps workload away until its VM is initialized (INI-02). If an
+//! InfraMachine names the taint, the provider removes it from the Node, once, when the VM is initialized and
+//! Cluster API has found the Node. The provider changes nothing else of the Node, and no reconcile of a
+//! machine waits for a workload cluster.
 
 mod execute;
 mod plan;
@@ -34,11 +34,11 @@ use crate::nodes::workload_cluster::{self, ConnectionOutcome, WorkloadClusters};
 use crate::reconcile::caches::Caches;
 use crate::reconcile::{Action, Reconciler, Requeue};
 
-/// What every reconcile works with.
+/// The context of every reconcile.
 pub struct Context {
     /// The client for writes.
     pub client: Client,
-    /// The caches of all that is watched.
+    /// The caches of all watched kinds.
     pub caches: Caches,
     /// The workload clusters, where the Nodes are.
     pub workload_clusters: Arc<WorkloadClusters>,
@@ -48,23 +48,23 @@ pub struct Context {
     pub events: Events,
     /// Counts failures and metrics.
     pub reconciler: Reconciler,
-    /// InfraMachines, by UID, whose Node came back or is another since it was last looked at.
+    /// InfraMachines, by UID, whose Node came back or was replaced since the last reconcile.
     pub changed_nodes: ChangedNodes,
 }
 
-/// InfraMachines, by UID, whose Node has to be looked at although the taint was removed: another Node may
-/// have registered under its name.
+/// InfraMachines, by UID, whose Node must be checked although the taint was removed: another Node may have
+/// registered under its name.
 #[derive(Debug, Default)]
 pub struct ChangedNodes(Mutex<HashSet<String>>);
 
 impl ChangedNodes {
-    /// Records that the Node of a machine came back, or is another.
+    /// Records that the Node of a machine came back or was replaced.
     pub fn insert(&self, uid: &str) {
         self.0.lock().insert(uid.to_owned());
     }
 
-    /// Forgets a machine that is gone, or whose Node is looked at now; returns whether the Node had to be
-    /// looked at.
+    /// Forgets a machine that is deleted, or whose Node is checked now. Returns whether the Node had to be
+    /// checked.
     pub fn remove(&self, uid: &str) -> bool {
         self.0.lock().remove(uid)
     }
@@ -75,7 +75,7 @@ impl ChangedNodes {
 }
 
 impl Context {
-    /// Whether a change of a machine, or of its Cluster, is a reason to reconcile its Node.
+    /// Whether a change of a machine, or of its Cluster, requires a reconcile of its Node.
     pub fn awaits_reconcile(&self, machine: &InfraMachine) -> bool {
         awaits_removal(machine) || self.changed_nodes.contains(machine.metadata.uid())
     }
@@ -96,7 +96,7 @@ pub async fn reconcile(
 }
 
 async fn reconcile_node(machine: &InfraMachine, ctx: &Context) -> Result<Requeue, Error> {
-    // Before anything is read, so that a change meanwhile leads to another reconcile.
+    // Before anything is read, so that a concurrent change leads to another reconcile.
     let node_changed = ctx.changed_nodes.remove(machine.metadata.uid());
     let outcome = untaint(machine, ctx, node_changed).await;
     if node_changed && !matches!(outcome, Ok(TaintRemoval::Done)) {
@@ -108,13 +108,12 @@ async fn reconcile_node(machine: &InfraMachine, ctx: &Context) -> Result<Requeue
     })
 }
 
-/// How far the removal of a taint has come.
 enum TaintRemoval {
-    /// There is nothing left to do.
+    /// Nothing is left to do.
     Done,
-    /// Nothing can be done before something changes.
+    /// Nothing can be done until a watched object changes.
     NotYet,
-    /// Something is left to do, after this requeue.
+    /// The removal continues after this requeue.
     Requeue(Requeue),
 }
 
@@ -154,7 +153,7 @@ async fn publish(
         ConnectionOutcome::Busy => return Ok(later(workload_cluster::busy_wait(machine.metadata.uid()))),
         ConnectionOutcome::Failed { cause, retry_after } => (Progress::Unreachable(cause), retry_after),
         ConnectionOutcome::Done(None) => return Ok(TaintRemoval::Requeue(Requeue::BackOff(Duration::ZERO))),
-        // Cluster API names a Node that is gone; another may come.
+        // Cluster API names a deleted Node. Another Node may come.
         ConnectionOutcome::Done(Some(progress)) => (progress, LONG_WAIT),
     };
     let outcome = match progress {
@@ -164,7 +163,7 @@ async fn publish(
         }
     };
     if removal.is_done && !matches!(outcome, TaintRemoval::Done) {
-        // A failure to look at a Node does not contradict that the taint is gone.
+        // A failure to check a Node does not contradict that the taint was removed.
         return Ok(outcome);
     }
     // Before the writes, which may fail: the next reconcile finds no taint.
@@ -175,8 +174,8 @@ async fn publish(
     }
     let mut machine = machine.clone();
     if let Progress::Removed(node_uid) | Progress::NotTainted(node_uid) = &progress {
-        // Another writer may have written the status meanwhile: the status is made from the object as it is
-        // then.
+        // Another writer may have changed the status in the meantime, so this status is made from the current
+        // object.
         let metadata = json!({
             "uid": machine.metadata.uid,
             "annotations": {annotations::NOT_READY_TAINT_REMOVED_FROM: plan::record(node_uid, &removal.key)},

@@ -1,14 +1,14 @@
-//! InfraMachineRemediation: the provider restarts a VM whose Machine is unhealthy, as often as the strategy
-//! says, and then leaves the Machine to its owner, which replaces it. This is Cluster API's contract of
-//! external remediation: a MachineHealthCheck makes the object, with the name of the Machine, and deletes it
-//! when the Machine is healthy.
+//! InfraMachineRemediation: the provider restarts a VM whose Machine is unhealthy, up to the strategy's
+//! limit, and then leaves the Machine to its owner, which replaces it. This is Cluster API's contract of
+//! external remediation: a MachineHealthCheck creates the object, with the name of the Machine, and deletes
+//! it when the Machine is healthy.
 //!
-//! There is no finalizer: nothing is left to do when the object is deleted.
+//! There is no finalizer, because a deleted object needs no cleanup.
 //!
 //! # Guarantees
-//! * A VM is restarted no more often than the strategy allows, also after a crash or a move: each restart is
-//!   recorded before the call. The record is taken back only if certainly no restart was made.
-//! * The provider restarts only a VM that it has made for this Machine, by an identity that may be trusted.
+//! * A VM is restarted no more often than the strategy allows, also after a crash or a move. Each restart is
+//!   recorded before the call. The record is removed only if certainly no restart was made.
+//! * The provider restarts only a VM that it created for this Machine, by a trusted identity.
 
 mod answer;
 mod execute;
@@ -36,7 +36,7 @@ use crate::reconcile::{Action, Enqueue, Reconciler, Requeue};
 
 /// The context of every reconcile.
 pub struct Context {
-    /// Writes and live reads.
+    /// The client for writes and live reads.
     pub client: Client,
     /// The other watched objects.
     pub caches: Caches,
@@ -46,7 +46,7 @@ pub struct Context {
     pub drivers: ConfiguredDrivers,
     /// Events.
     pub events: Events,
-    /// Whether identities may be trusted.
+    /// The policies that decide whether identities may be trusted.
     pub policies: Arc<AdmissionPolicies>,
     /// Runs reconciles, and reports their failures and metrics.
     pub reconciler: Reconciler,

@@ -2,15 +2,15 @@
 //! the other (CTL-05), each when the volumes of the previous pod have left the Node. gather → plan → execute
 //! and publish.
 //!
-//! Cluster API drains Nodes, all pods together, and waits until all volumes are detached. The volume drain
-//! comes before that, where a machine asks for it by an annotation: a pre-drain hook on the Machine has
+//! Cluster API evicts all pods of a Node together, and waits until all volumes are detached. The volume drain
+//! comes before that, if an annotation of the machine requests it. A pre-drain hook on the Machine makes
 //! Cluster API wait until the provider removes the hook.
 //!
 //! # Guarantees
-//! * The hook is removed in the end, even if the workload cluster, the driver or the pods fail.
-//! * The pod, the time and the awaited volumes are recorded before an eviction. The next process, or the
-//!   target of a move, continues there.
-//! * Without the feature the provider sets no hook, and removes the remaining ones.
+//! * The hook is always removed in the end, even if other components fail.
+//! * The pod, the time and the awaited volumes are recorded before an eviction. After a restart or a move,
+//!   the drain continues there.
+//! * Without the feature the provider sets no hook, and removes existing hooks.
 
 mod drain_rules;
 mod end;
@@ -50,15 +50,15 @@ const FORGOTTEN_AFTER: Duration = Duration::from_hours(24);
 
 /// The context of every reconcile.
 pub struct Context {
-    /// Whether machines may ask for a volume drain; else hooks are only removed.
+    /// Whether machines may request a volume drain; otherwise hooks are only removed.
     pub enabled: bool,
-    /// Writes and live reads.
+    /// The client for writes and live reads.
     pub client: Client,
     /// The watched objects.
     pub caches: Caches,
     /// The configured drivers.
     pub drivers: ConfiguredDrivers,
-    /// The workload clusters, which have the Nodes.
+    /// The workload clusters, where the Nodes are.
     pub workload_clusters: Arc<WorkloadClusters>,
     /// Whether this replica may change objects in a workload cluster.
     pub leadership: Leadership,
@@ -70,7 +70,7 @@ pub struct Context {
     pub enqueue: Enqueue,
     /// Since when the workload clusters of Machines, by UID, have been unreachable.
     pub outages: WorkloadOutages,
-    /// Held while MachineDrainRules are read: one page of them is in memory at a time.
+    /// Held while MachineDrainRules are read, so that only one page of them is in memory.
     pub rules_page: tokio::sync::Mutex<()>,
 }
 
@@ -111,7 +111,7 @@ pub fn has_hook(machine: &Machine) -> bool {
     annotations.is_some_and(|all| all.contains_key(annotations::VOLUME_DRAIN_HOOK))
 }
 
-/// Whether an InfraMachine asks for a volume drain, or shows how one went.
+/// Whether an InfraMachine requests a volume drain, or shows the condition of a drain.
 pub fn is_requested(infra: &DeserializeGuard<InfraMachine>) -> bool {
     infra
         .0

@@ -1,8 +1,9 @@
-//! Workload clusters: connections to their API servers, by the kubeconfig that Cluster API keeps of each.
+//! Workload clusters: connections to their API servers, with the kubeconfigs that Cluster API keeps.
 //!
-//! A connection is made for one reconcile. A workload cluster is its user's: it may be unreachable for weeks,
-//! never answer, or answer without end. So a connection has a deadline, answers have a size limit, and a
-//! cluster has few connections at a time, and none before the back-off of the last failure is over.
+//! A connection is made for one reconcile. A workload cluster is under its user's control: it may be
+//! unreachable for weeks, never answer, or send an endless response. So a connection has a deadline, and
+//! responses have a size limit. A cluster has few connections at a time, and none until the back-off of the
+//! last failure ends.
 
 mod connection;
 mod kubeconfig;
@@ -32,14 +33,13 @@ pub use self::kubeconfig::InvalidKubeconfig;
 const MAX_CONNECTIONS: usize = 2;
 /// How long a connection may last, its requests included.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// When a cluster that had too many connections is tried again.
+/// When to retry a cluster that has too many connections.
 const BUSY: Duration = Duration::from_secs(1);
-/// A connection that lasted longer leads to a back-off, as a failed one does: it holds a worker that others
-/// wait for.
+/// A connection that lasts longer leads to a back-off, as a failed connection does, because it occupies a
+/// worker.
 pub const SLOW: Duration = Duration::from_secs(5);
 
-/// When the machine of this UID is reconciled again, after its workload cluster had too many
-/// connections.
+/// When to reconcile the machine with this UID again, after its workload cluster had too many connections.
 pub fn busy_wait(uid: &str) -> Duration {
     BUSY.mul_f64(0.5 + retry::jitter(uid, 0))
 }
@@ -54,7 +54,7 @@ pub struct WorkloadClusters {
     known: Mutex<HashMap<String, State>>,
 }
 
-/// The state of one workload cluster. A cluster that answers and has no connection has none.
+/// The state of one workload cluster. A healthy cluster without connections has no state.
 #[derive(Clone, Debug, Default)]
 struct State {
     connections: usize,
@@ -80,7 +80,7 @@ pub enum Unreachable {
     Kubeconfig {
         /// The Secret that has it.
         secret: String,
-        /// What is wrong with it.
+        /// The cause.
         source: InvalidKubeconfig,
     },
     /// The API server answered too late, or never.
@@ -94,7 +94,7 @@ pub enum Unreachable {
     Refused {
         /// The HTTP status.
         code: u16,
-        /// Kubernetes' word for it.
+        /// The reason in Kubernetes' `Status`.
         reason: String,
     },
     /// The server that answered is no API server.
@@ -123,16 +123,16 @@ impl Unreachable {
     }
 }
 
-/// What came of a connection.
+/// The outcome of a connection.
 #[derive(Debug)]
 pub enum ConnectionOutcome<T> {
     /// The result of the requests.
     Done(T),
-    /// No connection was made: the cluster has as many as it may have.
+    /// No connection was made: the cluster has its maximum.
     Busy,
     /// The connection failed, or was not made because the last one failed.
     Failed {
-        /// Why.
+        /// The cause.
         cause: Arc<Unreachable>,
         /// When to try again.
         retry_after: Duration,
@@ -151,11 +151,11 @@ impl WorkloadClusters {
 
     /// Connects to the API server of a workload cluster, and makes the requests.
     ///
-    /// An error of `requests` counts against the whole workload cluster: `requests` itself has to tell it
-    /// from the answer about a single object.
+    /// An error of `requests` counts against the whole workload cluster. So `requests` must return a failure
+    /// of a single object as a value, not as an error.
     ///
     /// # Errors
-    /// The API server of the management cluster can't be asked for the kubeconfig.
+    /// The API server of the management cluster cannot be read for the kubeconfig.
     pub async fn with_connection<T>(
         &self,
         cluster: &Cluster,
@@ -195,7 +195,7 @@ impl WorkloadClusters {
         }
     }
 
-    /// Returns a permit for a connection to a workload cluster, or why there is none.
+    /// Returns a permit for a connection to a workload cluster, or the outcome to return instead.
     fn permit<T>(&self, uid: &str, now: Instant) -> Result<ConnectionPermit<'_>, ConnectionOutcome<T>> {
         let mut known = self.known.lock();
         let state = known.entry(uid.to_owned()).or_default();
@@ -220,7 +220,7 @@ impl WorkloadClusters {
         let state = known.entry(uid.to_owned()).or_default();
         let count = state.last_failure.as_ref().map_or(0, |failure| failure.count);
         let count = match &state.last_failure {
-            // Another connection that began before this outage was noticed.
+            // Another connection began before this outage was detected.
             Some(failure) if failure.until > now => count,
             Some(_) | None => count.saturating_add(1),
         };
@@ -233,7 +233,7 @@ impl WorkloadClusters {
         ConnectionOutcome::Failed { cause, retry_after }
     }
 
-    /// Forgets the failures of workload clusters that are gone.
+    /// Forgets the failures of deleted workload clusters.
     pub fn forget_all_but(&self, there: impl Fn(&str) -> bool) {
         self.known
             .lock()
@@ -241,7 +241,7 @@ impl WorkloadClusters {
     }
 }
 
-/// The right to one of a cluster's connections, while it lasts.
+/// The right to hold one of a cluster's connections.
 #[derive(Debug)]
 struct ConnectionPermit<'a> {
     clusters: &'a WorkloadClusters,
@@ -336,12 +336,12 @@ mod tests {
         );
     }
 
-    /// However many machines ask: they share one back-off, and one reason.
+    /// All machines of a cluster share one back-off and one cause.
     #[tokio::test]
     async fn one_that_failed_is_connected_to_again_after_a_back_off_that_grows_once_for_each_outage_seen() {
         let (clusters, start) = (clusters(), Instant::now());
         let first = failed(&clusters, "a", start);
-        // A second connection, which began before.
+        // A second connection, which began earlier.
         assert_eq!(failed(&clusters, "a", start), first);
         let Err(ConnectionOutcome::Failed { cause, retry_after }) = clusters.permit::<()>("a", start) else {
             panic!("connected")

@@ -1,4 +1,4 @@
-//! What each state of a Cluster and its driver leads to.
+//! The plan and the status for each state of a Cluster and its driver.
 
 use super::*;
 use crate::api::cluster_api::{ApiEndpoint, ClusterSpec};
@@ -71,7 +71,7 @@ fn the_cluster_and_the_annotation_pause_it() {
     assert_eq!(plan(&annotated("other"), &observed(&owner)), provision());
 }
 
-/// Machines are made all the same: a control plane may bring its endpoint when its machines are there.
+/// Machines are created anyway: a control plane may provide its endpoint once its machines exist.
 #[test]
 fn a_cluster_without_an_endpoint_anywhere_says_so_and_keeps_no_machine_waiting() {
     let mut infra = annotated("other");
@@ -108,7 +108,7 @@ fn nothing_is_said_of_a_driver_that_was_not_asked() {
     }
 }
 
-/// As of a machine and a template: what the status says is of the generation before.
+/// As for machines and templates, the status still describes the previous generation.
 #[test]
 fn a_pause_leaves_the_generation_that_was_observed() {
     let mut infra = zoned();
@@ -164,8 +164,7 @@ fn a_driver_that_cannot_be_asked_for_failure_domains_is_news_once_for_each_reaso
     );
 }
 
-/// One that is away for good is reported once, and so is its end; a short outage,
-/// which a call may meet, is not.
+/// A permanent outage is reported once, and so is its end. A short outage, which a call may meet, is not.
 #[test]
 fn an_outage_of_a_driver_is_reported_when_it_has_lasted_and_then_once() {
     let now = Timestamp::UNIX_EPOCH;
@@ -189,7 +188,7 @@ fn an_outage_of_a_driver_is_reported_when_it_has_lasted_and_then_once() {
     }
     let message = "cannot reach driver `a`: refused".to_owned();
     let unreachable = Some(("False".to_owned(), message.clone()));
-    // A driver without zones is not called, and is away all the same.
+    // A driver without zones is not called, and can still be unreachable.
     let first = reported(Zones::None, &lost);
     assert_eq!(first, (unreachable.clone(), Some(Transition::Lost(message))));
     for (zones, connectivity) in [
@@ -222,7 +221,7 @@ fn zoned() -> InfraCluster {
     infra
 }
 
-/// A Machine that Cluster API places in one that is gone would fail for good.
+/// A Machine that Cluster API places in a removed failure domain would fail for good.
 #[test]
 fn failure_domains_are_taken_back_when_the_driver_has_none_and_not_when_it_does_not_say() {
     let infra = zoned();
@@ -243,7 +242,7 @@ fn failure_domains_are_taken_back_when_the_driver_has_none_and_not_when_it_does_
     }
 }
 
-/// A refusal is an answer, as it is of a machine's call; what is wrong is reported all the same.
+/// A refusal is an answer, as for a machine's call. The fault is still reported.
 #[test]
 fn a_driver_is_unreachable_when_it_does_not_answer_and_not_when_it_refuses() {
     let infra = zoned();
@@ -281,7 +280,7 @@ fn a_driver_that_is_not_configured_any_more_is_not_called_reachable() {
     );
 }
 
-/// One bad zone must not have the API server refuse the others, again and again.
+/// One bad zone must not make the API server refuse the others, again and again.
 #[test]
 fn of_the_zones_that_a_driver_names_what_the_schema_would_refuse_is_left_out() {
     let many = (0..200).map(|n| (format!("k{n}"), String::new())).collect();

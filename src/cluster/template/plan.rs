@@ -1,4 +1,4 @@
-//! What has to be done for a template. Pure.
+//! Plans the reconcile of a template. Pure.
 
 use std::sync::Arc;
 
@@ -6,20 +6,20 @@ use crate::api::cluster_api::Cluster;
 use crate::api::paused_by;
 use crate::api::v1alpha1::InfraMachineTemplate;
 
-/// What has to be done.
+/// The action of a reconcile.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// Nothing is to be done, and nothing is written.
+    /// Do nothing, and write nothing.
     NoOp,
-    /// The template is paused; the status says by what.
+    /// The template is paused; the message names the cause.
     Pause(String),
-    /// The driver is asked what a machine of the template has.
+    /// Ask the driver to describe a machine of the template.
     Describe,
 }
 
-/// Plans what has to be done for a template of these Clusters. A template that several Clusters share is left
-/// alone while one of them is paused: the paused Cluster may be moving to another management cluster, and the
-/// template with it.
+/// Plans the reconcile of a template for these Clusters. A template that several Clusters share is left alone
+/// while any Cluster is paused. The paused Cluster may be moving to another management cluster, together with
+/// the template.
 pub fn plan(template: &InfraMachineTemplate, clusters: &[Arc<Cluster>]) -> Plan {
     if template.metadata.deletion_timestamp.is_some() {
         return Plan::NoOp;

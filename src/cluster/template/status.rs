@@ -1,4 +1,4 @@
-//! The status that an answer leads to. Pure.
+//! The status after a driver's answer. Pure.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +13,14 @@ use crate::api::v1alpha1::{
 };
 use cmi_driver::{ClassDescription, Code, Operation, Status};
 
-/// The result of asking the driver what a machine of the template has.
+/// The result of asking the driver to describe a machine of the template.
 #[derive(Debug)]
 pub enum Described {
     /// The driver's answer.
     Known(ClassDescription),
-    /// The driver does not offer the call. Nothing speaks against the spec, as far as is known.
+    /// The driver does not offer the call. As far as is known, the spec is valid.
     NotSupported,
-    /// The driver is not asked, since the spec is not valid for it: the reason, with the field.
+    /// The driver was not asked, since the spec is not valid for it: the reason, with the field.
     Refused(String),
     /// The driver's answer can't be published: the reason, with the field.
     Unusable(String),
@@ -42,7 +42,7 @@ impl Described {
     }
 }
 
-/// Returns why the API server would refuse a capacity, by the schema that the API server uses as well.
+/// Returns why the API server would refuse a capacity, by the API server's own schema.
 fn violation(capacity: &BTreeMap<String, String>) -> Option<String> {
     let schema = schema::quantities(&mut SchemaGenerator::default());
     let quantities = match jsonschema::validator_for(schema.as_value()) {
@@ -97,7 +97,7 @@ pub fn status(
             why.as_str(),
         ),
         Described::NoSecrets(why) => (ConditionStatus::False, reason::INVALID_SECRET, why.as_str()),
-        // An outage of the driver says nothing about a template that the driver has accepted.
+        // An outage of the driver proves nothing about a template that the driver has accepted.
         Described::Failed(error) if error.code().is_outage() && is_ready(template) => return status,
         Described::Failed(error) => {
             failed = format!("{}: {}", Operation::DescribeClass, error.message());
@@ -109,7 +109,7 @@ pub fn status(
     status
 }
 
-/// Whether the template's status says that machines can be made from its current generation.
+/// Whether the status reports that machines can be made from the template's current generation.
 fn is_ready(template: &InfraMachineTemplate) -> bool {
     template.status.as_ref().is_some_and(|status| {
         status.observed_generation == template.metadata.generation
@@ -191,7 +191,7 @@ mod tests {
         }
     }
 
-    /// The API server would refuse the whole status, at every try.
+    /// The API server would refuse the whole status, at every attempt.
     #[test]
     fn a_capacity_that_is_no_quantity_is_named_and_not_written() {
         for quantity in ["", "lots", "4 GB", "1Zi", &"1".repeat(65)] {
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(ready(&status), ("False", "PermissionDenied", "DescribeClass: no"));
     }
 
-    /// It is asked again now and then; machines can be made from it once the driver is back.
+    /// The driver is asked again now and then. The template is usable once the driver is back.
     #[test]
     fn an_outage_of_the_driver_takes_nothing_back_from_a_template_and_gives_nothing_to_another() {
         let mut template = template();

@@ -1,4 +1,4 @@
-//! Groups the machines by the list that answers for them.
+//! Groups machines by the list that has their VMs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::driver::listing::ClassRef;
 use crate::reconcile::caches::{ByVersion, CachedMachine, Caches};
 use cmi_driver::JsonPointer;
 
-/// The machines that one list answers for.
+/// The machines whose VMs are in one list.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Group {
     /// The namespace of the machines.
@@ -19,14 +19,13 @@ pub struct Group {
     pub class: ClassRef,
 }
 
-/// The lists that answer for the machines of a driver, as known from the last scan: no machine of a fleet at
-/// rest is read again.
+/// The groups of a driver's machines, as known from the last scan. An idle machine is not read again.
 #[derive(Debug, Default)]
 pub struct Groups(ByVersion<JsonPointer, Group>);
 
 impl Groups {
-    /// Returns the provisioned machines of a driver, by the list that answers for them. They are the cache's
-    /// own entries: a copy of a whole fleet would take many times what the cache does.
+    /// Returns the provisioned machines of a driver, grouped by list. They are the cache's own entries,
+    /// because a copy of a whole fleet would take many times the memory of the cache.
     pub async fn update(
         &mut self,
         caches: &Caches,
@@ -116,7 +115,7 @@ mod tests {
         serde_json::from_value(machine).unwrap()
     }
 
-    /// The names of the machines that are looked for in the lists of the driver `pool`, list by list.
+    /// The names of the machines that are expected in the lists of the driver `pool`, list by list.
     async fn looked_for(
         cluster: &Value,
         machines: impl IntoIterator<Item = InfraMachine>,
@@ -181,7 +180,7 @@ mod tests {
         );
     }
 
-    /// While a machine is paused, the time for which its VM is missing is not counted either.
+    /// A VM's missing time does not include the time while its machine is paused.
     #[tokio::test]
     async fn machines_that_are_paused_or_of_a_paused_cluster_are_not_looked_for() {
         let paused = || {
@@ -197,7 +196,7 @@ mod tests {
         );
     }
 
-    /// The same rules as wherever else the identity of a machine counts.
+    /// As everywhere, only a machine with a valid identity counts.
     #[tokio::test]
     async fn a_machine_with_a_copied_record_or_without_a_vm_is_not_looked_for() {
         let none = json!({"name": "None"});

@@ -8,9 +8,9 @@ const HANGS_AFTER: Duration = Duration::from_secs(10);
 /// The most lists of a namespace that may hang in a scan.
 const MAX_HANGING: u32 = 3;
 
-/// The lists of one scan that hung, by namespace. Where they are too many, the other lists of the namespace
-/// are left out of the scan, so that the machines of other namespaces are looked after. Groups come in
-/// another order in each scan, so that no list is left out for ever.
+/// The lists of one scan that hung, by namespace. If there are too many, the scan skips the other lists of
+/// the namespace, so that machines of other namespaces are covered. The order of groups differs in each scan,
+/// so no list is skipped for ever.
 #[derive(Debug, Default)]
 pub struct HangingLists(HashMap<String, u32>);
 
@@ -32,7 +32,7 @@ impl HangingLists {
 mod tests {
     use super::*;
 
-    /// CTL-LM-03: one class that fails must not keep the others from being looked after.
+    /// CTL-LM-03: a failing class must not block the others.
     #[test]
     fn a_namespace_is_left_out_when_several_of_its_lists_hang_and_no_other_one_is() {
         let mut hanging = HangingLists::default();

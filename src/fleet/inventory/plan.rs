@@ -8,20 +8,20 @@ use tokio::time::Instant;
 /// A provisioned machine that is expected in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// The number that stands for the UID of the InfraMachine: see [`crate::reconcile::caches::Entry::uid`].
+    /// The hash of the InfraMachine's UID: see [`crate::reconcile::caches::Entry::uid`].
     pub uid: u64,
-    /// The number that stands for its VM: the ids of a hundred thousand VMs are ten MiB.
+    /// The hash of its VM's id: the ids of a hundred thousand VMs take ten MiB.
     pub provider_id: u64,
-    /// Whether its VM was found to be gone before.
+    /// Whether its VM was found missing before.
     pub vanished: bool,
 }
 
-/// What a list says of a machine.
+/// The result of a list for one machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// Its VM is gone, for all that lists can say.
+    /// Its VM is missing, as far as lists can show.
     Missing,
-    /// Its VM is there, though it was found to be gone.
+    /// Its VM exists, though it was found missing before.
     Back,
     /// The list agrees with the machine's status.
     Unchanged,
@@ -41,20 +41,19 @@ pub struct Absence {
 /// A list of VMs.
 #[derive(Clone, Copy, Debug)]
 pub struct List<'a> {
-    /// The numbers that stand for the ids of all VMs.
+    /// The hashed ids of all VMs.
     pub ids: &'a HashSet<u64>,
-    /// When the list was requested, after the machines were provisioned that are expected in it.
+    /// When the list was requested. All expected machines were provisioned before.
     pub requested_at: Instant,
     /// How long the driver may still show an earlier state.
     pub window: Duration,
 }
 
-/// How many lists in a row have to lack a VM: one may have been behind.
+/// How many lists in a row must lack a VM: a single list may be outdated.
 const MIN_ABSENCES: u32 = 2;
 
-/// Returns what a list says of the machines that are expected in it, by UID; nothing of a machine whose VM it
-/// may lack only because the driver is behind. Where the driver can't be asked about one VM, this is the last
-/// word on it.
+/// Returns the result of a list for the expected machines, by UID. Omits a machine whose VM may be absent
+/// only because the driver is behind. This is the final word if the driver cannot be asked about a single VM.
 pub fn compare(expected: &[Expected], list: List<'_>, absences: &mut Absences) -> Vec<(u64, Presence)> {
     let mut presences = Vec::new();
     for machine in expected {
@@ -71,8 +70,8 @@ pub fn compare(expected: &[Expected], list: List<'_>, absences: &mut Absences) -
     presences
 }
 
-/// Whether a VM that this list lacks has been lacking for longer than the driver may be behind. The VM
-/// existed when the first list that lacks it was requested, so that this list only begins the count.
+/// Whether a VM has been absent for longer than the driver may be behind. The VM existed when the first list
+/// without it was requested, so that list only starts the count.
 fn is_missing(uid: u64, list: List<'_>, absences: &mut Absences) -> bool {
     let absence = absences.entry(uid).or_insert(Absence {
         since: list.requested_at,
@@ -92,7 +91,7 @@ mod tests {
         text.bytes().map(u64::from).sum()
     }
 
-    /// A machine that is looked for in one list after the other.
+    /// A machine that is expected in a sequence of lists.
     struct Case {
         start: Instant,
         window: Duration,
@@ -108,7 +107,7 @@ mod tests {
     }
 
     impl Case {
-        /// What a list so many seconds after the start says.
+        /// The result of a list that is requested `seconds` after the start.
         fn says(&mut self, seconds: u64, ids: &[&str], vanished: bool) -> Option<Presence> {
             let expected = [Expected {
                 uid: 1,
@@ -141,7 +140,7 @@ mod tests {
         assert_eq!(case.says(3, &[], false), Some(Presence::Missing));
     }
 
-    /// INI-08: a driver shows a new VM late, and may not be one that can be asked about it.
+    /// INI-08: a driver shows a new VM late, and may not support asking about a single VM.
     #[test]
     fn a_vm_is_not_missing_while_the_driver_may_be_behind() {
         let mut case = case(WINDOW);

@@ -13,10 +13,10 @@ use crate::driver::ConfiguredDriver;
 use crate::driver::listing::{self, ClassId, ClassRef, ListError};
 use cmi_driver::ListedMachine;
 
-/// The key under which a scan waits for its permits.
+/// The name of a scan in the driver's permit queue.
 pub(super) const REQUESTER: &str = "orphans";
 
-/// The VMs that the lists of a Cluster show.
+/// The VMs in the lists of a Cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterListing {
     /// The Cluster.
@@ -25,18 +25,18 @@ pub struct ClusterListing {
     pub requested_at: Instant,
     /// Each VM once, in the order of their ids.
     pub vms: Vec<ListedMachine>,
-    /// The class in whose list each VM was: that list is whole, whatever became of other lists.
+    /// The class of each VM's list. That list is complete, even if other lists failed.
     pub classes: Vec<Arc<ClassRef>>,
-    /// The classes whose list is not known now: a VM that is in no other list may be in theirs.
+    /// The classes without a current list. A VM that is in no other list may be in theirs.
     pub unknown: HashSet<ClassId>,
-    /// The unknown classes whose list can't be made until an operator acts, and why.
+    /// The unknown classes whose list needs an operator first, with the cause.
     pub impossible: Vec<(ClassRef, String)>,
-    /// Why lists that were due are missing.
+    /// Why due lists are missing.
     pub failures: Vec<String>,
 }
 
 impl ClusterListing {
-    /// The class in whose list a VM was; none where the VM is not listed.
+    /// The class of the list that has a VM; `None` if the VM is not listed.
     pub fn class_of(&self, provider_id: &str) -> Option<&ClassRef> {
         let place = |vm: &ListedMachine| vm.provider_id.as_str().cmp(provider_id);
         let index = self.vms.binary_search_by(place).ok()?;
@@ -49,8 +49,7 @@ impl ClusterListing {
     }
 }
 
-/// Makes the lists of a Cluster that are due. One class that fails must not keep the others from being listed
-/// (CTL-LM-03).
+/// Makes the due lists of a Cluster. A failing class must not block the others (CTL-LM-03).
 pub async fn lists(
     client: &Client,
     driver: &ConfiguredDriver,

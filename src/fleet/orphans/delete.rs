@@ -14,7 +14,8 @@ use crate::driver::listing;
 use crate::driver::{ConfiguredDriver, Priority};
 use cmi_driver::{Capabilities, DeleteMachineRequest, ListedMachine, MachineClass, MachineRef, tags};
 
-/// Deletes an orphan, unless it has become something else, or anything fails: the next scan decides anew.
+/// Deletes an orphan, unless its classification has changed or a step fails. The next scan then decides
+/// again.
 pub async fn delete_orphan(
     ctx: &Context,
     driver: &ConfiguredDriver,
@@ -75,7 +76,7 @@ async fn try_delete(
     let class = listing::machine_class(&ctx.client, driver, namespace, class);
     let class = class.await.map_err(|error| error.message())?;
     let class = tagged(class, &capabilities, vm).ok_or("cannot set the tags in its provider spec")?;
-    // These steps come last before the call: nothing is waited for in between but the driver's rate.
+    // These are the last steps before the call. Only the driver's rate limit may delay the call after them.
     let live = live::read(&ctx.client, ctx.namespace.as_deref())
         .await
         .map_err(|error| error.to_string())?;
@@ -83,8 +84,8 @@ async fn try_delete(
         requested_at: Instant::now(),
         now: wall_clock::now(),
     };
-    // A machine whose identity was removed looks as if it had no VM. The check also covers what was seen
-    // before it.
+    // A machine whose identity was removed looks as if it had no VM. The check also covers all earlier
+    // observations.
     if let admission::Enforcement::NotInForce(why) = ctx.policies.enforcement_since(clock.requested_at).await
     {
         return Err(why.to_string());
@@ -112,7 +113,7 @@ async fn try_delete(
         .map_err(|status| status.message().to_owned())
 }
 
-/// The class with exactly the tags of the VM: the driver acts on no VM that has others (DRV-20).
+/// The class with exactly the tags of the VM: the driver refuses a VM with other tags (DRV-20).
 fn tagged(mut class: MachineClass, capabilities: &Capabilities, vm: &ListedMachine) -> Option<MachineClass> {
     let (cluster, machine) = (vm.cluster_id.clone()?, vm.machine_id.clone()?);
     let tag_map = class.provider_spec.object_at(&capabilities.tag_path).ok()?;
@@ -127,7 +128,8 @@ mod tests {
 
     use super::*;
 
-    /// DRV-20: what the driver compares with the VM's own tags is what the list said of this VM.
+    /// DRV-20: the driver compares the tags in the call with the VM's own tags, so they must come from the
+    /// list.
     #[test]
     fn the_call_carries_the_tags_of_the_vm_or_is_not_made() {
         let spec = json!({"size": "s", "tags": {"kubernetes.io/cluster": "c", "kubernetes.io/role": "node"}});

@@ -15,9 +15,9 @@ use crate::api::{DeserializeGuard, annotations};
 use crate::driver::listing::ClassRef;
 use crate::reconcile::caches::NamespacedName;
 
-/// The number of deletions that are kept; an orphan of an older one is reported and not deleted.
+/// The number of retained deletions. An orphan of an older deletion is reported and not deleted.
 const MAX_DELETIONS: usize = 16_384;
-/// The most classes that are kept of a Cluster.
+/// The most retained classes of a Cluster.
 const MAX_CLASSES: usize = 32;
 /// The most bytes of all classes, and the bytes of a class without its provider spec.
 const MAX_CLASS_BYTES: usize = 8 * 1024 * 1024;
@@ -26,22 +26,22 @@ const BESIDE_SPEC: usize = 1024;
 /// The deletions of InfraMachines that this process has observed, and the classes of their VMs.
 ///
 /// # Guarantees
-/// * A deletion counts only where a user asked for it, and not where a move made it. An object that is only
-///   missing from a list was not deleted: a backup may have been restored, or the watch may have broken off.
-/// * An object that is there again, as after a restore, is not deleted.
-/// * A deletion counts only as long as identities are guarded without a break since it was seen: the deleted
-///   object may have carried the forged identity of a machine that lives.
+/// * Only a user's deletion counts, not the deletion by a move. An object that is merely missing from a list
+///   was not deleted. A backup may have been restored, or the watch may have ended.
+/// * An object that exists again, as after a restore, is not deleted.
+/// * A deletion counts only while identities are protected without a gap. Otherwise the deleted object may
+///   have had the forged identity of a living machine.
 ///
-/// The log does not outlive the process: after a restart, earlier orphans are reported and not deleted.
+/// The log is in memory only. After a restart, earlier orphans are reported and not deleted.
 #[derive(Debug, Default)]
 pub struct DeletionLog(Mutex<DeletionRecords>);
 
 #[derive(Debug, Default)]
 struct DeletionRecords {
     deletions: HashMap<String, ObservedDeletion>,
-    /// The identities in the order of their deletions.
+    /// The identities in order of deletion.
     order: VecDeque<String>,
-    /// The class of the latest deletion is the last.
+    /// The class of the latest deletion comes last.
     classes: VecDeque<RetainedClass>,
 }
 
@@ -50,15 +50,16 @@ struct DeletionRecords {
 pub struct ObservedDeletion {
     /// The deleted object.
     pub machine: NamespacedName,
-    /// When the object was seen to be gone.
+    /// When this process observed that the object was deleted.
     pub at: Timestamp,
     /// The epoch of the admission policies at that time.
     pub during: EnforcementEpoch,
 }
 
 impl DeletionLog {
-    /// Records that an object is gone, as it was last known. `is_cluster_frozen` says that its Cluster is
-    /// paused or not there, as in a move; `during`, whether identities are guarded.
+    /// Records that an object was deleted, with its last known state. `is_cluster_frozen` tells whether its
+    /// Cluster is paused or missing, as in a move. `during` is the epoch of the admission policies, if they
+    /// are in force.
     pub fn record(
         &self,
         object: &DeserializeGuard<InfraMachine>,
@@ -67,7 +68,8 @@ impl DeletionLog {
         during: Option<EnforcementEpoch>,
     ) {
         let meta = object.meta();
-        // The VM of a moved machine belongs to another now, and force-delete leaves a VM on purpose.
+        // The VM of a moved machine now belongs to another management cluster, and force-delete leaves a VM
+        // on purpose.
         let keeps_vm = meta.annotations.as_ref().is_some_and(|all| {
             [annotations::DELETE_FOR_MOVE, annotations::FORCE_DELETE]
                 .iter()
@@ -91,7 +93,7 @@ impl DeletionLog {
         }
     }
 
-    /// Removes the deletion of an object that is there, and was not known.
+    /// Removes the deletion of an object that exists, and was unknown before.
     pub fn remove(&self, object: &DeserializeGuard<InfraMachine>) {
         let mut seen = self.0.lock();
         if let Some(id) = MachineId::of_metadata(object.meta())
@@ -101,7 +103,7 @@ impl DeletionLog {
         }
     }
 
-    /// The deletion of the InfraMachine of this identity, if it was seen in the epoch `now`.
+    /// The deletion of the InfraMachine with this identity, if it was observed in the epoch `now`.
     pub fn of(&self, identity: &str, now: Option<EnforcementEpoch>) -> Option<ObservedDeletion> {
         let seen = self.0.lock();
         let deletion = seen.deletions.get(identity)?;
@@ -113,7 +115,7 @@ impl DeletionLog {
         self.0.lock().classes.iter().cloned().collect()
     }
 
-    /// Forgets a class whose list can't be made until an operator acts. Returns whether it was kept.
+    /// Forgets a class whose list needs an operator first. Returns whether the class was known.
     pub fn forget_class(&self, class: &RetainedClass) -> bool {
         let classes = &mut self.0.lock().classes;
         let before = classes.len();
@@ -123,8 +125,8 @@ impl DeletionLog {
 }
 
 impl DeletionRecords {
-    /// Keeps a class as the last to be forgotten. One Cluster does not push out the classes of others, as
-    /// long as there is room for all.
+    /// Retains a class as the most recent. While there is room for all, one Cluster does not displace the
+    /// classes of others.
     fn keep_class(&mut self, class: RetainedClass) {
         self.classes.retain(|known| *known != class);
         let of_cluster = |known: &RetainedClass| known.cluster == class.cluster;
@@ -240,7 +242,7 @@ mod tests {
         }
     }
 
-    /// A restored backup brings objects back, and the next one may not have them: that is no deletion.
+    /// A restored backup brings objects back, and the next one may lack them: that is no deletion.
     #[test]
     fn an_object_that_is_there_again_is_removed() {
         let deletion_log = log_of(&machine("u", |_| {}), false);
@@ -249,7 +251,7 @@ mod tests {
         assert!(deletion_log.0.lock().order.is_empty());
     }
 
-    /// It may have been an impostor that was deleted, with the identity of a machine that lives.
+    /// The deleted object may have been an impostor with the identity of a living machine.
     #[test]
     fn an_end_that_was_seen_before_identities_were_found_unguarded_proves_nothing_after_it() {
         let deletion_log = log_of(&machine("u", |_| {}), false);

@@ -1,5 +1,5 @@
-//! Live reads of the API server: quorum reads, page by page, that no cache answers. Little is kept of each
-//! object.
+//! Live reads of the API server: quorum reads in pages, never from a cache. Only a few fields of each object
+//! are kept.
 
 use std::fmt::Debug;
 use std::ops::ControlFlow;
@@ -19,13 +19,13 @@ use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::apiserver::{Error, pages};
 use crate::reconcile::caches::cache;
 
-/// Reads the objects that say whose VMs are, after the VMs were listed: first the InfraMachines of all
-/// namespaces and labels, then InfraClusters and Clusters, so that a move that took away machines is seen.
+/// Reads the objects that decide who owns the VMs, after the VMs were listed. The InfraMachines of all
+/// namespaces and labels come first, then InfraClusters and Clusters, so that a move of the machines is seen.
 ///
-/// A provider that may read only one namespace reads that one: then nothing is deleted.
+/// A provider with access to only one namespace reads only that namespace. Then nothing is deleted.
 ///
 /// # Errors
-/// Anything that leaves the answer incomplete.
+/// Any failure that leaves the answer incomplete.
 pub async fn read(client: &Client, namespace: Option<&str>) -> Result<Live, Error> {
     let reader = Reader { client, namespace };
     let mut common = CommonTexts::default();
@@ -45,8 +45,8 @@ pub async fn read(client: &Client, namespace: Option<&str>) -> Result<Live, Erro
     Ok(Live::new(machines, &infra_clusters, &clusters, whole))
 }
 
-/// Reads the objects that say which lists show VMs: the machines and templates of a namespace, or of all,
-/// with a label where one is asked for, and the Clusters.
+/// Reads the objects that determine which lists show VMs: the machines and templates of one or all
+/// namespaces, optionally with a label, and the Clusters.
 ///
 /// # Errors
 /// The API server refused or could not be reached.
@@ -77,7 +77,7 @@ pub async fn objects(
             "listing InfraMachineTemplates",
         )
         .await?,
-        // InfraClusters of every provider are read: the ids of Clusters are written there.
+        // InfraClusters of every provider are read, because they hold the ids of Clusters.
         infra_clusters: of_namespace(client, namespace, "", "listing InfraClusters").await?,
         clusters: of_namespace(client, namespace, "", "listing Clusters").await?,
     })
@@ -108,7 +108,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// All objects of a kind, and whether they are those of all namespaces.
+    /// All objects of a kind, and whether they cover all namespaces.
     async fn all<K, T>(
         &self,
         action: &'static str,
@@ -130,7 +130,7 @@ impl Reader<'_> {
     }
 }
 
-/// All objects of a kind, of a namespace or of all, each as small as what is read of it.
+/// All objects of a kind, in one or all namespaces, each reduced to the needed fields.
 async fn all<K, T>(
     client: &Client,
     namespace: Option<&str>,
@@ -160,8 +160,8 @@ mod tests {
 
     use super::*;
 
-    /// A client whose API server has two pages of InfraMachines, and the requests that it gets. It refuses
-    /// lists of all namespaces where these are `forbidden`, and every second page where it is `flaky`.
+    /// A client whose API server has two pages of InfraMachines, and the requests that it receives. The
+    /// server refuses lists of all namespaces if `forbidden`, and every second page if `flaky`.
     fn api_server(forbidden: bool, flaky: bool) -> (Client, Arc<Mutex<Vec<String>>>) {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&asked);
@@ -215,8 +215,8 @@ mod tests {
         asked.lock().unwrap().iter().map(kind).collect()
     }
 
-    /// A move deletes the machines before the Cluster: read the other way round, it would
-    /// look as if they were deleted.
+    /// A move deletes the machines before the Cluster. In the reverse order of reads, they would look
+    /// deleted.
     #[tokio::test]
     async fn machines_are_read_first_and_clusters_last_and_never_out_of_a_cache() {
         let (client, asked) = api_server(false, false);

@@ -1,4 +1,4 @@
-//! Finds the owner of a VM that a driver lists, by what the API server has.
+//! Finds the owner of a listed VM among the objects of the API server.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -19,30 +19,30 @@ use cmi_driver::ListedMachine;
 pub struct Scope {
     /// The Cluster.
     pub cluster: NamespacedName,
-    /// The Cluster's UID: a later Cluster of the same name is another.
+    /// The Cluster's UID. A Cluster with the same name but another UID is another Cluster.
     pub uid: String,
-    /// The id that drivers know the Cluster by.
+    /// The Cluster's id at drivers.
     pub cluster_id: String,
 }
 
-/// The parts of an InfraMachine that decide which VM it owns. Small: a read of a whole fleet has one for each
-/// machine.
+/// The parts of an InfraMachine that decide which VM it owns. Small, because a read of a whole fleet has one
+/// for each machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveMachine {
     /// The object.
     pub key: NamespacedName,
-    /// The UID, which is the machine's identity where nothing else was written down.
+    /// The UID, which is the machine's identity unless another identity was recorded.
     pub uid: Box<str>,
-    /// The Cluster that it is labelled with.
+    /// The Cluster in its label.
     pub cluster: Option<Arc<str>>,
-    /// The cluster id that it carries.
+    /// The recorded cluster id.
     pub cluster_id: Option<Arc<str>>,
-    /// The identity that the machine carries, where that is not its UID: its own or a copy, since to take a
-    /// copy for an owner deletes nothing.
+    /// The recorded identity, if it is not the UID. It may be a copy, but an owner with a copied identity
+    /// deletes nothing.
     pub identity: Option<Box<str>>,
     /// Whether a VM of the machine may exist.
     pub may_have_vm: bool,
-    /// The id of its VM: any other VM of the machine is a second one.
+    /// The id of its VM. Any other VM of the machine is a duplicate.
     pub provider_id: Option<Box<str>>,
     /// Whether the whole object could be read.
     pub is_readable: bool,
@@ -50,7 +50,7 @@ pub struct LiveMachine {
     pub is_moving: bool,
 }
 
-/// The texts that many machines have in common: each is kept once.
+/// The texts that many machines share. Each is stored once.
 #[derive(Debug, Default)]
 pub struct CommonTexts(HashSet<Arc<str>>);
 
@@ -66,7 +66,7 @@ impl CommonTexts {
 }
 
 impl LiveMachine {
-    /// Reads the parts that count of an object, also of one that can't be parsed as a whole.
+    /// Reads the relevant parts of an object, also of an object that cannot be parsed in full.
     pub fn of(object: &DeserializeGuard<InfraMachine>, common: &mut CommonTexts) -> Self {
         let meta = object.meta();
         let annotation = |key: &str| meta.annotations.as_ref()?.get(key);
@@ -104,7 +104,7 @@ impl LiveMachine {
                 && self.cluster.as_deref() == Some(scope.cluster.name()))
     }
 
-    /// Whether a VM was made for this machine, by the VM's identity, or by its name where the driver does not
+    /// Whether a VM was made for this machine, by the VM's identity, or by its name if the driver does not
     /// report the identity.
     fn is_owner_of(&self, scope: &Scope, vm: &ListedMachine) -> bool {
         match &vm.machine_id {
@@ -121,32 +121,32 @@ pub struct LiveCluster {
     pub key: NamespacedName,
     /// Its UID.
     pub uid: String,
-    /// Every id that drivers may know the Cluster by: those that its InfraCluster and InfraMachines carry, or
-    /// else its UID.
+    /// Every id that drivers may use for the Cluster: the ids recorded in its InfraCluster and InfraMachines,
+    /// or else its UID.
     pub ids: BTreeSet<String>,
-    /// Why nothing may be concluded about the Cluster's VMs now: it is paused, or on its way to another
+    /// Why the owners of the Cluster's VMs cannot be decided now: it is paused, or moving to another
     /// management cluster.
     pub frozen: Option<String>,
 }
 
-/// The objects of the API server, read after the drivers listed their VMs: first the InfraMachines, then the
-/// objects that may say that these were moved.
+/// The objects of the API server, read after the drivers listed their VMs. The InfraMachines come first, then
+/// the objects that may show that these were moved.
 #[derive(Clone, Debug, Default)]
 pub struct Live {
     machines: Vec<LiveMachine>,
     clusters: BTreeMap<NamespacedName, LiveCluster>,
-    /// Whether the InfraMachines are those of all namespaces, and of every label.
+    /// Whether the InfraMachines cover all namespaces and labels.
     whole: bool,
     by_provider_id: TextIndex,
     by_identity: TextIndex,
     by_name: TextIndex,
     shared: HashMap<String, BTreeSet<NamespacedName>>,
-    /// One machine that can't be read, by namespace.
+    /// One unreadable machine of each namespace.
     unreadable: HashMap<String, NamespacedName>,
 }
 
 impl Live {
-    /// Puts together what was read.
+    /// Indexes the objects.
     pub fn new(
         mut machines: Vec<LiveMachine>,
         infra_clusters: &[impl AsRef<DeserializeGuard<InfraCluster>>],
@@ -195,12 +195,12 @@ impl Live {
         live
     }
 
-    /// Whether the machines are all that there are.
+    /// Whether the machines cover all namespaces and labels.
     pub fn is_whole(&self) -> bool {
         self.whole
     }
 
-    /// The Cluster of a scope, if it is still the same one, with the id that the VMs carry.
+    /// The Cluster of a scope, if it has the same UID and the id that the VMs carry.
     fn cluster(&self, scope: &Scope) -> Option<&LiveCluster> {
         let cluster = self.clusters.get(&scope.cluster)?;
         (cluster.uid == scope.uid && cluster.ids.contains(&scope.cluster_id)).then_some(cluster)
@@ -210,13 +210,13 @@ impl Live {
         index.places(text).map(|place| &self.machines[place])
     }
 
-    /// The machine that records this provider id, or the first of several.
+    /// The machine that records this provider id; the first one if there are several.
     fn of_provider_id(&self, id: &str) -> Option<&LiveMachine> {
         self.at(&self.by_provider_id, id)
             .find(|machine| machine.provider_id.as_deref() == Some(id))
     }
 
-    /// A machine of the Cluster that has the name that the VM was made for.
+    /// A machine of the Cluster with the name that the VM was made for.
     pub fn namesake(&self, scope: &Scope, vm: &ListedMachine) -> Option<&NamespacedName> {
         let name = &vm.machine_name;
         self.at(&self.by_name, name)
@@ -224,7 +224,7 @@ impl Live {
             .map(|machine| &machine.key)
     }
 
-    /// A machine in the namespace of the Cluster that can't be read.
+    /// An unreadable machine in the namespace of the Cluster.
     pub fn unreadable(&self, scope: &Scope) -> Option<&NamespacedName> {
         self.unreadable.get(scope.cluster.namespace())
     }
@@ -235,7 +235,7 @@ impl Live {
         all.find(|key| **key != scope.cluster)
     }
 
-    /// The machines that a VM was made for: one, as a rule.
+    /// The machines that a VM was made for, usually one.
     fn owners<'a>(
         &'a self,
         scope: &'a Scope,
@@ -249,7 +249,7 @@ impl Live {
     }
 }
 
-/// The InfraCluster that a Cluster names, if it is one of ours.
+/// The InfraCluster that a Cluster names, if it has this provider's kind.
 pub fn infra_cluster_of(cluster: &Cluster) -> Option<NamespacedName> {
     let reference = cluster.spec.infrastructure_ref.as_ref()?;
     reference
@@ -297,22 +297,22 @@ fn live_cluster(
     }
 }
 
-/// The owner of a VM at one moment, by what the API server has.
+/// The owner of a VM at the time of the read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OwnerLookup {
     /// An InfraMachine owns the VM.
     Owned(NamespacedName),
-    /// The VM is of a Cluster that this management cluster does not have.
+    /// The VM's Cluster is not in this management cluster.
     Foreign,
-    /// Nothing may be concluded now; the text says why.
+    /// The owner cannot be decided now, for this reason.
     Frozen(String),
-    /// An InfraMachine has another VM, and this is a second one.
+    /// An InfraMachine has another VM, and this is a duplicate.
     Duplicate(NamespacedName),
     /// No InfraMachine owns the VM.
     Unowned,
 }
 
-/// The VMs of a scope that were listed together.
+/// The VMs of a scope in the same lists.
 #[derive(Debug)]
 pub struct Siblings<'a> {
     vms: &'a [ListedMachine],
@@ -321,7 +321,7 @@ pub struct Siblings<'a> {
 }
 
 impl<'a> Siblings<'a> {
-    /// Indexes all VMs that were listed.
+    /// Indexes all listed VMs.
     pub fn new(vms: &'a [ListedMachine]) -> Self {
         Self {
             vms,
@@ -330,7 +330,7 @@ impl<'a> Siblings<'a> {
         }
     }
 
-    /// How many of the VMs were made for a machine.
+    /// The number of VMs that were made for a machine.
     fn count_of(&self, owner: &LiveMachine, scope: &Scope) -> usize {
         let identities = [owner.identity.as_deref(), Some(&*owner.uid)];
         let identified = identities.into_iter().flatten();
@@ -344,8 +344,8 @@ impl<'a> Siblings<'a> {
     }
 }
 
-/// Finds the owner of a VM. `siblings` are all VMs of the scope that were listed with it: where a machine
-/// does not say yet which VM is its own, two VMs of it are both in doubt.
+/// Finds the owner of a VM. `siblings` are all listed VMs of the scope. If a machine does not record its VM
+/// yet, two VMs of the machine are both in doubt.
 pub fn owner_of(scope: &Scope, vm: &ListedMachine, siblings: &Siblings<'_>, live: &Live) -> OwnerLookup {
     if let Some(machine) = live.of_provider_id(vm.provider_id.as_str()) {
         return OwnerLookup::Owned(machine.key.clone());

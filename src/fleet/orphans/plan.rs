@@ -1,34 +1,32 @@
-//! Decides whether a VM that a driver lists may be deleted. Pure, and total.
+//! Decides whether a listed VM may be deleted. Pure, and total.
 //!
 //! # Why no VM of a living machine is deleted
 //!
 //! A VM carries the identity `m` of one InfraMachine as a tag. The provider writes `m` into the InfraMachine
 //! before it asks the driver for the VM, and never into another object. So the InfraMachine existed before
 //! the VM. Now let a driver list the VM, and let the API server answer *afterwards*, in a quorum read, that
-//! no InfraMachine carries `m`. Then the InfraMachine is gone: an identity does not come late. That leaves
-//! the ways in which an object is missing although its deletion was not meant:
+//! no InfraMachine carries `m`. Then the InfraMachine is gone, because an identity is never added late. An
+//! object may also be missing without an intended deletion:
 //!
-//! * A **backup** was restored that is older than the object, or the object was **moved** to another
-//!   management cluster. Neither is a deletion that a user asked for. [`KeepReason::DeletionUnseen`] keeps
-//!   every VM whose InfraMachine this process has not itself seen being deleted, by its user and not by a
-//!   move (see [`super::DeletionLog`]). After a restore, only VMs are deleted whose InfraMachine had been
-//!   deleted before it.
+//! * An older **backup** was restored, or the object was **moved** to another management cluster. A user
+//!   requested neither deletion. [`KeepReason::DeletionUnseen`] keeps every VM unless this process saw a
+//!   user, not a move, delete its InfraMachine (see [`super::DeletionLog`]). After a restore, it deletes only
+//!   the VMs of InfraMachines that were deleted before.
 //! * A restored backup brings **back** an object whose deletion this process saw. Then the live read finds
 //!   the object: [`OwnerLookup::Owned`].
-//! * The Cluster is **moving**, or was moved: at the time of the read it is paused, marked, or not here. The
-//!   Cluster is read after the InfraMachines, so that a move that took the InfraMachines is seen.
+//! * The Cluster is **moving**, or was moved: at the time of the read it is paused, marked, or missing. The
+//!   Cluster is read after the InfraMachines, so that a move of the InfraMachines is seen.
 //!   [`OwnerLookup::Frozen`] and [`OwnerLookup::Foreign`] discard earlier observations, so that counting
-//!   begins anew. The other management cluster, where the Cluster lives on, has seen no deletion.
+//!   restarts. The target management cluster has seen no deletion.
 //! * A create is **half done**: the providerID is not written yet. The InfraMachine carries `m`.
-//! * A **cache that is behind** plays no part: the cache can say that a VM is owned, which deletes nothing,
-//!   but never that a VM is not owned.
-//! * An object that **can't be read**, is in a **namespace that the provider may not list**, or has **lost
-//!   its annotations**: see [`KeepReason::Unreadable`], [`KeepReason::OtherNamespaces`], and
-//!   [`KeepReason::NameInUse`] with the providerID and the UID, each of which is enough to own a VM.
+//! * A **stale cache** has no effect. It can only show that a VM is owned, which deletes nothing.
+//! * An object **can't be read**, is in a **namespace that the provider may not list**, or has **lost its
+//!   annotations**: see [`KeepReason::Unreadable`], [`KeepReason::OtherNamespaces`] and
+//!   [`KeepReason::NameInUse`]. The providerID and the UID are each enough to own a VM.
 //! * A driver that does **not list tags** proves nothing: [`KeepReason::NoIdentity`],
 //!   [`KeepReason::NoCluster`].
 //!
-//! The delete call carries the tag `m`, which the driver compares with the VM's own tag once more.
+//! The delete call carries the tag `m`, and the driver compares it with the VM's own tag.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -48,11 +46,11 @@ use cmi_driver::ListedMachine;
 pub enum KeepReason {
     /// The provider runs with `--orphans=report`.
     ReportOnly,
-    /// The driver does not say which machine object the VM was made for.
+    /// The driver does not report the machine object of the VM.
     NoIdentity,
-    /// The driver does not say which cluster the VM was made for.
+    /// The driver does not report the cluster of the VM.
     NoCluster,
-    /// The back end has lost the name, without which the VM can't be deleted.
+    /// The back end has lost the VM's name, which a delete needs.
     NoName,
     /// The VM is not old enough.
     TooYoung {
@@ -93,40 +91,40 @@ impl fmt::Display for KeepReason {
     }
 }
 
-/// What limits the deletion of orphans.
+/// The limits on the deletion of orphans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeletionPolicy {
     /// Whether orphans are deleted at all.
     pub delete: bool,
-    /// How far apart two observations have to be: the longer of the interval and the
-    /// driver's consistency window.
+    /// The minimum time between two observations: the longer of the interval and the driver's consistency
+    /// window.
     pub gap: Duration,
     /// The minimum age of an orphan that is deleted.
     pub min_age: Duration,
 }
 
-/// What time it is.
+/// The clocks of a classification.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    /// When the list was requested, by the monotonic clock; for the check right before a delete, the current
+    /// When the list was requested, by the monotonic clock. For the check right before a delete, the current
     /// time.
     pub requested_at: Instant,
-    /// The current time by the calendar, which is later than the request of the list.
+    /// The current wall-clock time, which is later than the request of the list.
     pub now: Timestamp,
 }
 
-/// Since when a VM is known to be unowned.
+/// Since when a VM has been known to have no owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observation {
     /// When the first list that had the VM was requested.
     pub first: Instant,
-    /// When that list was classified, by the calendar.
+    /// The wall-clock time when that list was classified.
     pub since: Timestamp,
-    /// Whether a list that was requested at least the gap later had the VM, too.
+    /// Whether a list that was requested at least the gap later also had the VM.
     pub is_confirmed: bool,
 }
 
-/// The VMs of one scope and driver that are known to be unowned, by provider id.
+/// The VMs of one scope and driver that are known to have no owner, by provider id.
 pub type Observations = HashMap<String, Observation>;
 
 /// The classification of a listed VM.
@@ -134,25 +132,24 @@ pub type Observations = HashMap<String, Observation>;
 pub enum Finding {
     /// An InfraMachine owns the VM.
     Owned(NamespacedName),
-    /// The VM is of a Cluster that this management cluster does not have: the VM is left alone, and nothing
-    /// is reported of it.
+    /// The VM's Cluster is not in this management cluster. The VM is ignored, and not reported.
     Foreign,
-    /// Nothing may be concluded now; the text says why.
+    /// The owner cannot be decided now, for this reason.
     Frozen(String),
-    /// The VM has no owner or is the second one of a machine, but no list that was requested at least the gap
-    /// later has confirmed that yet.
+    /// The VM has no owner or is a duplicate, but no list that was requested at least the gap later has
+    /// confirmed that yet.
     SeenOnce,
-    /// The VM is the second one of a machine, and is never deleted.
+    /// The VM is a duplicate of a machine's VM, and is never deleted.
     Duplicate(NamespacedName),
-    /// The VM has no owner. Without a reason to keep it, it may be deleted.
+    /// The VM has no owner. It may be deleted if the list of reasons to keep it is empty.
     Orphan(Vec<KeepReason>),
 }
 
-/// Classifies every VM of a scope. `observed_deletion` says whether this process saw the deletion of the
+/// Classifies every VM of a scope. `observed_deletion` tells whether this process saw the deletion of the
 /// InfraMachine with an identity.
 ///
-/// The observation of a VM that is no longer listed is dropped where `is_gone` says that the lists prove it:
-/// the VM of a list that failed is not gone.
+/// The observation of an unlisted VM is dropped only if `is_gone` confirms that the VM is gone. A failed list
+/// does not prove that.
 pub fn classify(
     scope: &Scope,
     vms: &[ListedMachine],
@@ -222,8 +219,8 @@ pub fn may_still_be_deleted(
         && keep_reasons(scope, vm, live, &observed_deletion, observation, at).is_empty()
 }
 
-/// Classifies a VM by one scan: an orphan comes with what would keep it from being deleted, regardless of
-/// earlier observations and of the options.
+/// Classifies a VM with one scan. An orphan comes with its reasons to be kept, regardless of earlier
+/// observations and of the options.
 pub fn classify_once(scope: &Scope, vm: &ListedMachine, siblings: &Siblings<'_>, live: &Live) -> Finding {
     match owner_of(scope, vm, siblings, live) {
         OwnerLookup::Owned(key) => Finding::Owned(key),
@@ -257,7 +254,7 @@ pub fn classify_once(scope: &Scope, vm: &ListedMachine, siblings: &Siblings<'_>,
     }
 }
 
-/// Returns every reason to keep a VM without an owner, so that an operator sees all of them at once.
+/// Returns every reason to keep a VM without an owner, so that an operator sees them together.
 fn keep_reasons(
     scope: &Scope,
     vm: &ListedMachine,
@@ -291,7 +288,7 @@ fn keep_reasons(
     .collect()
 }
 
-/// The age of a VM: by the back end's clock, or else since it is known to be unowned.
+/// The age of a VM: by the back end's clock, or else since it was first seen without an owner.
 fn age(vm: &ListedMachine, observation: Observation, clock: Clock) -> Duration {
     match vm.created_at {
         Some(made) => elapsed(made, clock.now).unwrap_or_default(),
@@ -299,11 +296,10 @@ fn age(vm: &ListedMachine, observation: Observation, clock: Clock) -> Duration {
     }
 }
 
-/// Keeps each VM once, in the order of the ids, though several lists of a scope may have it: with the first
-/// list that has it. Where two lists disagree on the name, identity or cluster of a VM, that value is
-/// dropped: nothing is proven.
+/// Keeps each VM once, sorted by id, with the first of its lists. If two lists disagree on the name, identity
+/// or cluster of a VM, that value is dropped, because it proves nothing.
 pub fn each_once<L>(mut vms: Vec<(ListedMachine, L)>) -> Vec<(ListedMachine, L)> {
-    // In place: a copy would be as large as the fleet.
+    // In place, because a copy would be as large as the fleet.
     vms.sort_by(|(one, _), (other, _)| one.provider_id.cmp(&other.provider_id));
     vms.dedup_by(|(vm, _), (known, _)| {
         if known.provider_id != vm.provider_id {

@@ -1,4 +1,4 @@
-//! How orphans are reported: an event on the InfraCluster, a line of the log, a gauge.
+//! Reports orphans as an event on the InfraCluster, a log line and a gauge.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -18,19 +18,19 @@ use crate::driver::listing::{ClassId, ClassRef};
 use crate::telemetry::metrics::OrphanReason;
 use cmi_driver::{ListedMachine, Operation};
 
-/// The interval at which the same orphan is reported again.
+/// The interval between two reports of the same orphan.
 const REPEAT: Duration = Duration::from_hours(24);
-/// The most events of a Cluster in one scan; one more event says how many there are besides.
+/// The most events of a Cluster in one scan. One more event reports how many others there are.
 const MAX_EVENTS: usize = 10;
 
-/// The VMs of a Cluster that are known to be unowned, and what was reported of them.
+/// The VMs of a Cluster that are known to have no owner, and their reports.
 #[derive(Debug, Default)]
 pub struct ReportState {
-    /// The VMs that are known to be unowned.
+    /// The VMs that are known to have no owner.
     pub observations: Observations,
-    /// The VMs that were reported, by provider id: as what, and when the last time.
+    /// The last report of each VM, by provider id: the reason and the time.
     reported: HashMap<String, (OrphanReason, Instant)>,
-    /// The class in whose list each VM was the last time, by provider id.
+    /// The class of the last list that had each VM, by provider id.
     lists: HashMap<String, ClassId>,
 }
 
@@ -58,8 +58,8 @@ impl ReportState {
         self.lists.clear();
     }
 
-    /// Returns a function that says whether a VM that is not listed is gone: whether the list that had it was
-    /// made, or is not asked for any more. Nothing is known of a list that failed, or is not due.
+    /// Returns a function that decides whether an unlisted VM is gone. The VM is gone if its list was made
+    /// without the VM, or is no longer requested. A list that failed or is not due proves nothing.
     pub fn is_gone(&self, listed: &ClusterListing) -> impl Fn(&str) -> bool + use<> {
         let may_be_there: HashSet<String> = self
             .lists
@@ -70,7 +70,7 @@ impl ReportState {
         move |vm| !may_be_there.contains(vm)
     }
 
-    /// Records which list has each VM that is known to be unowned.
+    /// Records which list has each VM without an owner.
     pub fn record_lists(&mut self, listed: &ClusterListing) {
         for id in self.observations.keys() {
             if let Some(class) = listed.class_of(id) {
@@ -79,7 +79,7 @@ impl ReportState {
         }
     }
 
-    /// Forgets the listed VMs, which all have an owner, and those that are gone.
+    /// Forgets the listed VMs, which all have an owner, and the VMs that are gone.
     pub fn all_owned(&mut self, listed: &ClusterListing) {
         let is_gone = self.is_gone(listed);
         let is_listed = |id: &str| listed.class_of(id).is_some();
@@ -87,15 +87,14 @@ impl ReportState {
         self.forget();
     }
 
-    /// Forgets the VMs that are not known to be unowned any more.
+    /// Forgets the VMs that are no longer known to have no owner.
     fn forget(&mut self) {
         let observations = &self.observations;
         self.reported.retain(|id, _| observations.contains_key(id));
         self.lists.retain(|id, _| observations.contains_key(id));
     }
 
-    /// Returns what is new of these VMs, or was reported long ago. VMs that are neither orphans nor
-    /// duplicates any more are forgotten.
+    /// Returns the reports that are new or due again. Forgets VMs that are no longer orphans or duplicates.
     fn new_reports(
         &mut self,
         classified: &[(&ListedMachine, &Finding)],
@@ -165,7 +164,7 @@ fn orphan(
     format!("{vm} is an orphan: {why}; it is not deleted: {}", kept.join("; "))
 }
 
-/// Reports what is new of the VMs of a Cluster.
+/// Reports the new findings about the VMs of a Cluster.
 pub async fn report(
     ctx: &Context,
     driver: &ConfiguredDriver,
@@ -202,7 +201,7 @@ const fn event_reason(reason: OrphanReason) -> &'static str {
     }
 }
 
-/// Reports that a list of deleted machines can't be made, and will not be tried again: VMs that they may have
+/// Reports that a list of deleted machines can't be made, and will not be retried. The VMs that they may have
 /// left behind are not found.
 pub async fn record_abandoned_list(
     ctx: &Context,
@@ -228,7 +227,7 @@ pub async fn record_abandoned_list(
     record_event(ctx, scope, reason::ORPHAN_SCAN_INCOMPLETE, text).await;
 }
 
-/// Records an event on the InfraCluster, or on the Cluster where the InfraCluster is not ours.
+/// Records an event on the InfraCluster, or on the Cluster if the InfraCluster belongs to another provider.
 pub(super) async fn record_event(ctx: &Context, scope: &Scope, reason: &str, text: String) {
     let event = NewEvent {
         warning: true,
@@ -287,7 +286,7 @@ mod tests {
         }
     }
 
-    /// The API server pays for each: an orphan that stays costs an event a day.
+    /// Each report costs the API server a write: a lasting orphan costs an event a day.
     #[test]
     fn an_orphan_is_reported_once_and_again_after_a_day() {
         let (mut known, vm, start) = (known(), vm(), Instant::now());
@@ -312,7 +311,7 @@ mod tests {
         }
     }
 
-    /// What lists show: the VM in that of a class, and what is not known of others.
+    /// A listing with the VM in the list of a class, and with unknown classes.
     fn listed(of_class: Option<&str>, unknown: &[&str]) -> ClusterListing {
         let scope = Scope {
             cluster: key(),
@@ -330,7 +329,7 @@ mod tests {
         }
     }
 
-    /// One list that fails for ever says nothing of what is in the others.
+    /// A list that always fails must not affect the VMs of other lists.
     #[test]
     fn orphans_are_counted_until_the_list_that_they_were_in_is_there_without_them() {
         let counted_after = |next: &ClusterListing| {
@@ -351,7 +350,7 @@ mod tests {
         );
     }
 
-    /// As above, where something is classified in the same scan.
+    /// As above, with a classification in the same scan.
     #[test]
     fn a_vm_is_gone_when_the_list_that_it_was_in_is_there_or_is_not_asked_for_any_more() {
         let mut known = known();

@@ -1,4 +1,4 @@
-//! Chooses the lists of a scan where there are more than it may make.
+//! Chooses the lists of a scan when there are more lists than it may make.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,12 +13,12 @@ pub(super) const MAX_LISTS: usize = 512;
 #[derive(Debug, Default)]
 pub(super) struct Rotation {
     scan: u64,
-    /// When each class was listed the last time.
+    /// The scan that last listed each class.
     listed: HashMap<(NamespacedName, ClassId), u64>,
 }
 
 impl Rotation {
-    /// Returns the lists that this scan makes, at most `most`.
+    /// Returns the lists of this scan, at most `most`.
     pub fn next(&mut self, watched: &[WatchedCluster], most: usize) -> HashSet<(NamespacedName, ClassId)> {
         self.scan += 1;
         let watched = watched.iter().filter(|watched| !watched.is_paused);
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
     use crate::driver::listing::ClassRef;
 
-    /// A Cluster with so many classes.
+    /// A Cluster with this number of classes.
     fn watched(namespace: &str, cluster: &str, classes: usize) -> WatchedCluster {
         let class = |number: usize| ClassRef {
             secret: None,

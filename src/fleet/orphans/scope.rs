@@ -17,8 +17,8 @@ use crate::reconcile::caches::{
 };
 use cmi_driver::{JsonPointer, ProviderSpec, tags};
 
-/// The class of a deleted machine: its list shows the VM that may have been left behind, also when the
-/// machine was the last of its class.
+/// The class of a deleted machine. Its list shows a VM that was left behind, even if the machine was the last
+/// of its class.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RetainedClass {
     /// The configured driver.
@@ -34,30 +34,30 @@ pub struct RetainedClass {
 pub struct WatchedCluster {
     /// The Cluster.
     pub scope: Scope,
-    /// Whether the Cluster is paused, as far as is known: then the driver is not asked.
+    /// Whether the Cluster is known to be paused. The driver is then not asked.
     pub is_paused: bool,
     /// The classes to list.
     pub classes: BTreeSet<ClassRef>,
-    /// The ids of the classes that only deleted machines had.
+    /// The ids of the classes of deleted machines only.
     pub retained: BTreeSet<ClassId>,
 }
 
-/// The objects that say what to list. They may be out of date: the result of a list is classified by a live
-/// read.
+/// The objects that determine the lists. They may be out of date, because the result of a list is classified
+/// with a live read.
 #[derive(Clone, Debug, Default)]
 pub struct Objects {
     /// Clusters of Cluster API.
     pub clusters: Vec<Arc<Cluster>>,
-    /// Our clusters.
+    /// This provider's clusters.
     pub infra_clusters: Vec<Arc<DeserializeGuard<InfraCluster>>>,
-    /// Our machines, each unpacked only when it is read: a whole fleet of unpacked machines would take many
-    /// times what a cache does.
+    /// This provider's machines. Each is unpacked only when it is read, because a whole unpacked fleet would
+    /// take many times the memory of a cache.
     pub infra_machines: Vec<CachedMachine>,
-    /// Our templates.
+    /// This provider's templates.
     pub templates: Vec<Arc<DeserializeGuard<InfraMachineTemplate>>>,
 }
 
-/// Returns for each Cluster the id that one of its machines was given, where there is one.
+/// Returns a cluster id for each Cluster, recorded by one of its machines, if any.
 async fn cluster_ids(machines: &[CachedMachine]) -> HashMap<NamespacedName, String> {
     let mut ids = HashMap::new();
     for (index, machine) in machines.iter().enumerate() {
@@ -74,13 +74,13 @@ async fn cluster_ids(machines: &[CachedMachine]) -> HashMap<NamespacedName, Stri
 /// A class of a Cluster's machines.
 type ClusterClass = (NamespacedName, ClassRef);
 
-/// The classes of the machines of a driver, as known from the last scan: no machine of a fleet at rest is
-/// unpacked again.
+/// The classes of the machines of a driver, as known from the last scan. An unchanged machine is not unpacked
+/// again.
 #[derive(Debug, Default)]
 pub struct MachineClasses(ByVersion<JsonPointer, ClusterClass>);
 
 impl MachineClasses {
-    /// Returns the classes of the machines that a driver has, or is about to make, each once.
+    /// Returns the classes of a driver's current and future machines, each once.
     pub async fn update(
         &mut self,
         machines: &[CachedMachine],
@@ -99,10 +99,10 @@ impl MachineClasses {
     }
 }
 
-/// Returns the Clusters that use a driver, each with its lists: the classes of its machines, of deleted
-/// machines, and of its templates, so that a Cluster without machines is scanned as well.
+/// Returns the Clusters that use a driver, each with the classes to list. The classes come from its machines,
+/// from deleted machines, and from its templates, so that a Cluster without machines is scanned, too.
 ///
-/// `resolve` returns the driver that a template gets, by the driver that it names and its namespace.
+/// `resolve` returns the driver of a template, from the driver that it names and its namespace.
 pub async fn watched(
     objects: &Objects,
     driver: &str,
@@ -113,7 +113,7 @@ pub async fn watched(
 ) -> Vec<WatchedCluster> {
     let scopes = scopes(objects).await;
     let mut found: BTreeMap<&NamespacedName, BTreeSet<ClassRef>> = BTreeMap::new();
-    // Returns whether the class was not known before.
+    // Returns whether the class was new.
     let mut add = |cluster: &NamespacedName, class: ClassRef| {
         let Some((key, (scope, _))) = scopes.get_key_value(cluster) else {
             return false;
@@ -206,7 +206,7 @@ async fn scopes(objects: &Objects) -> BTreeMap<NamespacedName, (Scope, bool)> {
         .collect()
 }
 
-/// The class of a machine that this driver has, or is about to make.
+/// The class of a machine that this driver has, or is about to create.
 fn class_of_machine(
     object: &DeserializeGuard<InfraMachine>,
     driver: &str,
@@ -221,8 +221,8 @@ fn class_of_machine(
     Some((cluster, ClassRef::of_made(made, tag_path)?))
 }
 
-/// The class of the machines that a template makes, as workers: the template does not say which of them run
-/// the control plane.
+/// The class of a template's machines, as workers. The template does not tell which of them run the control
+/// plane.
 fn class_of_template(
     template: &InfraMachineTemplate,
     cluster_id: &str,
@@ -252,8 +252,8 @@ fn clusters_of_template<'a>(
     })
 }
 
-/// Whether a list of one class shows what a list of the other does: both have the same account and spec, but
-/// for what differs among the machines of a template.
+/// Whether a list of one class shows the same VMs as a list of the other. Both must have the same account and
+/// spec, apart from the fields that differ between the machines of a template.
 fn is_alike(one: &ClassRef, other: &ClassRef, tag_path: &JsonPointer) -> bool {
     let bare = |class: &ClassRef| {
         let mut spec: ProviderSpec = serde_json::from_str(&class.spec).ok()?;
@@ -264,15 +264,15 @@ fn is_alike(one: &ClassRef, other: &ClassRef, tag_path: &JsonPointer) -> bool {
     one.secret == other.secret && bare(one).is_some() && bare(one) == bare(other)
 }
 
-/// The cluster id that a class is tagged with.
+/// The cluster id in the tags of a class.
 fn cluster_of(class: &ClassRef, tag_path: &JsonPointer) -> Option<String> {
     let spec: ProviderSpec = serde_json::from_str(&class.spec).ok()?;
     let id = spec.get(tag_path)?.get(tags::CLUSTER)?.as_str()?;
     Some(id.to_owned())
 }
 
-/// Removes the machine tag of a spec, wherever it stands: where a driver wants its tags may not be known. An
-/// adopted VM has the tag of another machine, and is of the class of its siblings all the same.
+/// Removes the machine tag of a spec at any place, because the driver's tag path may be unknown. An adopted
+/// VM has the tag of another machine, but still belongs to the class of its siblings.
 pub fn remove_identity(spec: &mut Map<String, Value>) {
     spec.remove(tags::MACHINE);
     for value in spec.values_mut() {
@@ -429,7 +429,7 @@ mod tests {
         assert!(of_pool(&objects, &[of_another_driver]).is_empty());
     }
 
-    /// CTL-LM-00: what is not of a Cluster that is here is not asked for.
+    /// CTL-LM-00: only classes of Clusters in this management cluster are listed.
     #[test]
     fn a_class_of_another_cluster_is_not_listed() {
         let objects = Objects {
@@ -449,7 +449,8 @@ mod tests {
         assert!(of_pool(&without_its_cluster, &[]).is_empty());
     }
 
-    /// What is known of an old version, or of a driver that wanted its tags elsewhere, is not taken for new.
+    /// Classes from an old version of a machine, or from an earlier tag path of the driver, must not be
+    /// reused.
     #[test]
     fn the_classes_that_are_known_follow_the_machines_of_the_cache() {
         let (machines, mut writer) = cache::<DeserializeGuard<InfraMachine>>();
@@ -511,7 +512,7 @@ mod tests {
             }
             others_went_on += 1;
         }
-        // Twice each of the two times that it looks through all of them.
+        // Twice for each of the two passes through all machines.
         assert_eq!(others_went_on, 4);
         assert_eq!(specs(&found.unwrap()).len(), 1);
     }

@@ -1,4 +1,5 @@
-//! Whole scans, at a driver that lists and an API server that has the Cluster and none of its machines.
+//! Whole scans, with a driver that lists VMs, and an API server that has the Cluster but none of its
+//! machines.
 
 use std::convert::Infallible;
 use std::sync::Mutex;
@@ -19,12 +20,12 @@ use cmi_driver::{
     ListMachinesRequest, Machine, Operation, PluginInfo, Readiness, Status,
 };
 
-/// A back end that has VMs of the class `kept` alone, and what was deleted.
+/// A back end whose VMs all have the class `kept`, and the deleted VMs.
 #[derive(Clone, Default)]
 struct Cloud {
     vms: Arc<Mutex<Vec<ListedMachine>>>,
     deleted: Arc<Mutex<Vec<String>>>,
-    /// A size that it does not take any more.
+    /// A size that the back end no longer accepts.
     refused: Option<&'static str>,
 }
 
@@ -91,7 +92,7 @@ fn template(size: &str, secret: &str) -> Value {
     })
 }
 
-/// An API server that has no Secret `gone`, and the notes of the events that it gets.
+/// An API server without the Secret `gone`, and the notes of the events that it receives.
 fn api_server() -> (Client, Arc<Mutex<Vec<String>>>) {
     let notes = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&notes);
@@ -183,7 +184,7 @@ impl Scans {
         }
     }
 
-    /// A machine was deleted whose VM was of this size, and made with these credentials.
+    /// Deletes a machine whose VM had this size and these credentials.
     fn delete_machine(&self, name: &str, size: &str, secret: &str) {
         let spec = json!({"size": size, "tags": {"capcmi.io/machine": name, "kubernetes.io/cluster": "c-1"}});
         let machine: InfraMachine = serde_json::from_value(json!({
@@ -225,7 +226,6 @@ impl Scans {
     }
 }
 
-/// The VM of a machine.
 fn vm(name: &str) -> ListedMachine {
     ListedMachine {
         cluster_id: Some("c-1".to_owned()),
@@ -235,8 +235,8 @@ fn vm(name: &str) -> ListedMachine {
     }
 }
 
-/// Credentials rotate, and a driver takes other specs than it did: no list with the old
-/// ones will ever be made again.
+/// Credentials rotate, and a driver may accept other specs than before. A list with the old ones can never be
+/// made again.
 #[tokio::test]
 async fn a_list_that_no_scan_can_make_is_reported_once_and_keeps_no_orphan_of_another_list() {
     for (refused, secret, why) in [(None, "gone", "`gone` in"), (Some("old"), "there", "no size old")] {
@@ -262,7 +262,7 @@ async fn a_list_that_no_scan_can_make_is_reported_once_and_keeps_no_orphan_of_an
     }
 }
 
-/// A template whose Secret is missing may stay so for as long as its owner likes.
+/// The Secret of a template may stay missing for as long as its owner likes.
 #[tokio::test]
 async fn an_orphan_that_went_by_hand_is_forgotten_though_another_list_of_its_cluster_always_fails() {
     let cloud = Cloud::default();
@@ -280,7 +280,7 @@ async fn an_orphan_that_went_by_hand_is_forgotten_though_another_list_of_its_clu
     assert!(cloud.deleted.lock().unwrap().is_empty());
 }
 
-/// An InfraMachine whose identity is `id`, on its way up or with a VM.
+/// An InfraMachine with the identity `id`, still starting or with a VM.
 fn machine(name: &str, id: &str, provider_id: Option<&str>) -> Value {
     json!({
         "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
@@ -298,7 +298,7 @@ fn machine(name: &str, id: &str, provider_id: Option<&str>) -> Value {
     })
 }
 
-/// Of the fleet no more is unpacked than the machines that may be the owners.
+/// Only the machines that may be the owners are unpacked.
 #[tokio::test]
 async fn the_caches_know_the_owner_of_a_vm_by_its_id_its_identity_or_its_name() {
     let scans = Scans::new(&Cloud::default(), vec![]);

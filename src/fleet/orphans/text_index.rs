@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 
-/// The indices of items by a text of theirs. The index keeps no text: what it finds has to be compared.
+/// The indices of items by text. The index keeps no text, so each hit must be compared with the wanted text.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TextIndex {
     hashes: RandomState,

@@ -1,9 +1,11 @@
-//! In-place updates that Cluster API manages: it writes the new spec, and an extension brings the VM there.
+//! In-place updates that Cluster API manages. Cluster API writes the new spec, and an extension updates the
+//! VM.
 //!
-//! The InfraMachine does not say which extension that is. This provider's own extension requests the update
-//! by an annotation, which the reconciler answers in the same place. Until the extension has asked, the VM is
-//! left alone: the update may be for another extension. The annotation names the object and its generation,
-//! so that an annotation of an earlier spec, of a template or from before a move requests nothing.
+//! The InfraMachine does not name the extension. This provider's own extension requests the update with an
+//! annotation, and the reconciler answers in the same annotation. Without a request, the VM is left alone,
+//! because another extension may be responsible. The annotation contains the UID and the generation of the
+//! object. An annotation for an earlier spec, from a template or from before a move therefore requests
+//! nothing.
 
 use crate::api::annotations;
 use crate::api::v1alpha1::InfraMachine;
@@ -11,17 +13,17 @@ use crate::api::v1alpha1::InfraMachine;
 /// The state of a machine's in-place update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InPlaceUpdate {
-    /// Cluster API manages no update: this provider applies a changed spec.
+    /// Cluster API manages no update. This provider applies a changed spec.
     None,
-    /// Cluster API manages an update, and has not asked this provider for the current spec.
+    /// Cluster API manages an update, and has not requested the current spec from this provider.
     NotRequested,
-    /// Cluster API has asked this provider for the current spec.
+    /// Cluster API has requested the current spec from this provider.
     Requested,
-    /// The VM has the spec that was asked for.
+    /// The VM has the requested spec.
     Done,
 }
 
-/// How far the update is, as the annotation says.
+/// The progress of an update in the annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Requested,
@@ -38,7 +40,7 @@ impl Phase {
 }
 
 impl InPlaceUpdate {
-    /// Returns the state that the object's annotations say.
+    /// Returns the state from the object's annotations.
     pub fn of(machine: &InfraMachine) -> Self {
         let annotation = |key: &str| machine.metadata.annotations.as_ref()?.get(key);
         if annotation(annotations::UPDATE_IN_PROGRESS).is_none() {
@@ -56,12 +58,12 @@ impl InPlaceUpdate {
     }
 }
 
-/// Returns the annotation that requests the current spec.
+/// Returns the annotation value that requests the current spec.
 pub fn requested(machine: &InfraMachine) -> Option<String> {
     value(machine, Phase::Requested)
 }
 
-/// Returns the annotation that says that the VM has the current spec.
+/// Returns the annotation value that reports the current spec as applied.
 pub fn done(machine: &InfraMachine) -> Option<String> {
     value(machine, Phase::Done)
 }

@@ -1,5 +1,4 @@
-//! The wire format of the hooks: `hooks.runtime.cluster.x-k8s.io/v1alpha1`, and only the fields that are
-//! used.
+//! The wire format of the hooks: `hooks.runtime.cluster.x-k8s.io/v1alpha1`, only with the used fields.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -21,18 +20,18 @@ const TIMEOUT_SECONDS: u32 = 10;
 /// A hook of the extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// Lists the hooks that are served.
+    /// Lists the served hooks.
     Discovery,
-    /// Whether the machines of a MachineSet can get the spec of another one.
+    /// Whether the machines of a MachineSet can get the spec of another MachineSet.
     CanUpdateMachineSet,
     /// Whether a machine of a control plane can get another spec.
     CanUpdateMachine,
-    /// Updates a machine to the spec that it has got.
+    /// Updates a machine to its new spec.
     UpdateMachine,
 }
 
 impl Hook {
-    /// The hooks that a discovery names.
+    /// The hooks that Discovery lists.
     const HANDLED: [Self; 3] = [
         Self::CanUpdateMachineSet,
         Self::CanUpdateMachine,
@@ -49,7 +48,7 @@ impl Hook {
         }
     }
 
-    /// The name of its handler, which is part of the path.
+    /// The name of the hook's handler, which is part of the path.
     const fn handler(self) -> Option<&'static str> {
         match self {
             Self::Discovery => None,
@@ -59,7 +58,7 @@ impl Hook {
         }
     }
 
-    /// The path at which Cluster API calls the hook.
+    /// The path of the hook.
     pub fn path(self) -> String {
         let hook = self.name().to_lowercase();
         match self.handler() {
@@ -69,8 +68,8 @@ impl Hook {
     }
 }
 
-/// The common fields of every answer: success, with a message that may be empty, or failure, so that Cluster
-/// API asks again.
+/// The common fields of every answer. A success may have an empty message. After a failure, Cluster API asks
+/// again.
 pub fn response(hook: Hook, result: Result<&str, &str>) -> Value {
     let (status, message) = match result {
         Ok(message) => ("Success", message),
@@ -91,7 +90,7 @@ pub fn discovered() -> Value {
             "name": hook.handler()?,
             "requestHook": {"apiVersion": API_VERSION, "hook": hook.name()},
             "timeoutSeconds": TIMEOUT_SECONDS,
-            // A call that fails is repeated: to ignore it would be to decide without an answer.
+            // A failed call is repeated. To ignore it would be to decide without an answer.
             "failurePolicy": "Fail",
         }))
     });
@@ -100,11 +99,11 @@ pub fn discovered() -> Value {
     response
 }
 
-/// The largest spec, as JSON: the API takes 64 KiB of a provider spec, of which Go writes some bytes as six.
+/// The largest spec, as JSON. The API accepts a provider spec of 64 KiB, and Go escapes some bytes as six.
 /// Parsed JSON takes many times as much memory.
 const MAX_SPEC_BYTES: usize = 512 * 1024;
 
-/// An infrastructure object, or a template of one, of any provider.
+/// An infrastructure object or template of any provider.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Infrastructure {
@@ -114,13 +113,13 @@ pub struct Infrastructure {
     /// Kind.
     #[serde(default)]
     pub kind: String,
-    /// Which one.
+    /// Name, namespace and the needed labels and annotations.
     pub metadata: Metadata,
-    /// Its spec as it was sent, with the fields that this provider's version does not know.
+    /// The original spec, including fields that this provider's version does not know.
     spec: Box<RawValue>,
 }
 
-/// Which object.
+/// The metadata of an object.
 #[derive(Debug, Deserialize)]
 pub struct Metadata {
     /// Name.
@@ -129,15 +128,15 @@ pub struct Metadata {
     /// Namespace.
     #[serde(default)]
     pub namespace: String,
-    /// The annotations that are looked at.
+    /// The needed annotations.
     #[serde(default)]
     pub annotations: Annotations,
-    /// The labels that are looked at.
+    /// The needed labels.
     #[serde(default)]
     pub labels: Labels,
 }
 
-/// The annotations that are read.
+/// The annotations that the provider reads.
 #[derive(Debug, Default, Deserialize)]
 pub struct Annotations {
     /// [`crate::api::annotations::VM_RECORD`]
@@ -145,7 +144,7 @@ pub struct Annotations {
     pub vm_record: Option<String>,
 }
 
-/// The labels that are read.
+/// The labels that the provider reads.
 #[derive(Debug, Default, Deserialize)]
 pub struct Labels {
     /// [`crate::api::labels::WATCH_FILTER`]
@@ -154,7 +153,7 @@ pub struct Labels {
 }
 
 impl Metadata {
-    /// The driver that has the machine's VM, as far as a record says so.
+    /// The recorded driver of the machine's VM, if any.
     pub fn recorded_driver(&self) -> Option<String> {
         let record = VmRecord::parse(self.annotations.vm_record.as_deref()?).ok()?;
         Some(record.made_from?.driver)
@@ -162,7 +161,7 @@ impl Metadata {
 }
 
 impl Infrastructure {
-    /// Whether it is an object of this provider, and of the kind that the hook is about.
+    /// Whether the object has this provider's group and the kind of the hook.
     pub fn is_ours<T: Objects>(&self) -> bool {
         is_of_group(&self.api_version) && self.kind == T::KIND
     }
@@ -170,7 +169,7 @@ impl Infrastructure {
     /// The spec.
     ///
     /// # Errors
-    /// It is larger than the API server takes, or of another form.
+    /// It is larger than the API server accepts, or has another form.
     pub fn spec<S: DeserializeOwned>(&self) -> Result<S, String> {
         let json = self.spec.get();
         if json.len() > MAX_SPEC_BYTES {
@@ -180,7 +179,7 @@ impl Infrastructure {
         serde_json::from_str(json).map_err(|error| format!("cannot read spec: {}", brief(&error)))
     }
 
-    /// The spec of the InfraMachine that it is, or is a template of.
+    /// The spec of the InfraMachine, or of the template's InfraMachine.
     ///
     /// # Errors
     /// As [`Infrastructure::spec`], or it has none.
@@ -194,7 +193,7 @@ impl Infrastructure {
     }
 }
 
-/// The question whether the current objects can become the desired ones.
+/// A request that asks whether the current objects can become the desired objects.
 #[derive(Debug, Deserialize)]
 pub struct CanUpdateRequest<T> {
     /// The current objects.
@@ -203,26 +202,26 @@ pub struct CanUpdateRequest<T> {
     pub desired: T,
 }
 
-/// The objects that one of the questions is about.
+/// The objects of a request.
 pub trait Objects {
     /// The kind of the infrastructure object.
     const KIND: &'static str;
-    /// The path of the InfraMachine's spec in it, which is all that a patch may change.
+    /// The path of the InfraMachine's spec in the object. A patch may change nothing else.
     const SPEC: &'static Pointer;
-    /// The question.
+    /// The hook of the request.
     const HOOK: Hook;
-    /// The field of the answer that has the patch.
+    /// The answer's field for the patch.
     const PATCH: &'static str;
 
     /// The infrastructure object.
     fn infrastructure(&self) -> &Infrastructure;
 
     /// Whether its machines have a bootstrap configuration. Cluster API's Machine controller calls
-    /// UpdateMachine for no other: an update that was begun would never end.
+    /// UpdateMachine only for such machines. For any other machine, an update would never end.
     fn has_bootstrap_config(&self) -> bool;
 }
 
-/// The answer that this can be updated in place, and nothing where the patch is empty.
+/// The answer that the patched fields can be updated in place. It has no patch if the patch is empty.
 pub fn patched<T: Objects>(patch: &json_patch::Patch) -> Value {
     let mut response = response(T::HOOK, Ok(""));
     if !patch.is_empty() {
@@ -241,7 +240,7 @@ pub struct CanUpdateMachineSetObjects {
     infrastructure_machine_template: Infrastructure,
 }
 
-/// The field of a MachineSet that is read: whether its machines have a bootstrap configuration.
+/// The needed field of a MachineSet: whether its machines have a bootstrap configuration.
 #[derive(Debug, Deserialize)]
 struct MachineSet {
     spec: MachineSetSpec,
@@ -310,7 +309,7 @@ impl Objects for CanUpdateMachineObjects {
         &self.infrastructure_machine
     }
 
-    /// Every machine of a control plane has one.
+    /// Every machine of a control plane has a bootstrap configuration.
     fn has_bootstrap_config(&self) -> bool {
         true
     }
@@ -331,10 +330,10 @@ pub struct UpdateMachineObjects {
     pub infrastructure_machine: Infrastructure,
 }
 
-/// The answer to UpdateMachine: the progress, or why it is not known.
+/// The answer to UpdateMachine: the progress, or why it is unknown.
 ///
-/// A failure of the driver is no failure of the call: Cluster API shows the message of one that goes on in
-/// the Machine's condition `Updating`, and that of a failure in its log alone.
+/// A failure of the driver does not fail the call. Cluster API shows the message of an update in progress in
+/// the Machine's condition `Updating`, but logs the message of a failed call only.
 pub fn updated(progress: Result<&Progress, &str>) -> Value {
     let (result, retry_after) = match progress {
         Ok(Progress::Done) => (Ok(""), 0),
@@ -343,7 +342,7 @@ pub fn updated(progress: Result<&Progress, &str>) -> Value {
         Err(why) => (Err(why), 0),
     };
     let mut response = response(Hook::UpdateMachine, result);
-    // 0 where the update is done.
+    // 0 means that the update is done.
     response["retryAfterSeconds"] = json!(retry_after);
     response
 }
@@ -352,7 +351,7 @@ pub fn updated(progress: Result<&Progress, &str>) -> Value {
 mod tests {
     use super::*;
 
-    /// The answer goes into logs.
+    /// The message is written to logs.
     #[test]
     fn a_spec_that_cannot_be_read_is_quoted_in_part() {
         let object = json!({"metadata": {}, "spec": "x".repeat(100_000)});

@@ -6,23 +6,23 @@ use crate::api::conditions::{self, ConditionStatus, reason};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::in_place::hot_update::InPlaceUpdate;
 
-/// The poll interval where the update is done within moments.
+/// The poll interval for an update that takes only moments.
 const SHORT_POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// The poll interval where the update takes longer, or waits for an operator.
+/// The poll interval for an update that takes longer, or waits for an operator.
 const LONG_POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The progress of an update in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The VM has the desired spec: the reconciler says so of this spec of this object.
+    /// The VM has the desired spec, as recorded by the reconciler for this object and this spec.
     Done,
     /// The reconciler has not been asked for the update yet.
     NotRequested,
-    /// The update goes on.
+    /// The update is in progress.
     Updating {
-        /// What the update waits for; the same text for as long as that is the same.
+        /// The cause of the wait. The text is the same for the same cause.
         message: String,
-        /// When to look again.
+        /// When to poll again.
         retry_after: Duration,
     },
 }
@@ -52,7 +52,7 @@ pub fn progress(live: &InfraMachine, desired: &InfraMachineSpec) -> Progress {
     }
 }
 
-/// What holds the update up, by the status conditions.
+/// The cause of a delayed update, by the status conditions.
 fn hindrance(live: &InfraMachine) -> Option<String> {
     let shown = &live.status.as_ref()?.conditions;
     if conditions::is_true(shown, conditions::PAUSED) {
@@ -103,7 +103,7 @@ mod tests {
         ];
         let annotations = annotations.map(|(key, value)| (key.to_owned(), value.to_owned()));
         machine.metadata.annotations = Some(annotations.into());
-        // The status of before says that all is well, and counts the new generation as looked at.
+        // The old status is `UpToDate` and already has the new generation as observed.
         machine.status.get_or_insert_default().observed_generation = Some(3);
         shows(machine, ConditionStatus::True, reason::UP_TO_DATE, 3)
     }
@@ -135,8 +135,8 @@ mod tests {
         }
     }
 
-    /// A status may call a generation looked at that was never compared with the VM, such as while nothing is
-    /// known of the driver.
+    /// A status may have the observed generation of a spec that was never compared with the VM, for example
+    /// while the driver is unknown.
     #[test]
     fn it_is_done_when_the_reconciler_says_so_of_this_spec_and_not_by_a_status() {
         let of = |machine: &InfraMachine| progress(machine, &spec("gold"));

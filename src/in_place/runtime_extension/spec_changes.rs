@@ -1,4 +1,4 @@
-//! Tells which differences between two specs of InfraMachines need no new machine. Pure.
+//! Decides which differences between two InfraMachine specs need no new machine. Pure.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -28,20 +28,20 @@ pub struct SpecChange {
     pub old: Option<Value>,
     /// The new value.
     pub new: Option<Value>,
-    /// How the change is made.
+    /// How the change is applied.
     pub strategy: UpdateStrategy,
 }
 
 /// A place in the spec, shown as a JSON pointer into it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A field that the API knows, or does not know yet.
+    /// A field of the spec, known to the API or not.
     Field(String),
     /// A place in the provider spec.
     ProviderSpec(JsonPointer),
 }
 
-/// How a change is made.
+/// How a change is applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UpdateStrategy {
     /// The machine keeps its VM.
@@ -61,8 +61,8 @@ impl SpecChanges {
         })
     }
 
-    /// The differences, and how each is made at a driver with these capabilities. An unknown field needs a
-    /// new machine.
+    /// The differences, and how a driver with these capabilities applies each. An unknown field needs a new
+    /// machine.
     pub fn between(old: &Map<String, Value>, new: &Map<String, Value>, capabilities: &Capabilities) -> Self {
         let fields: BTreeSet<_> = old.keys().chain(new.keys()).map(String::as_str).collect();
         let mut changes = Vec::new();
@@ -90,20 +90,20 @@ impl SpecChanges {
         self.0.iter()
     }
 
-    /// Whether the two are the same.
+    /// Whether the two specs are the same.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether a VM of the old provider spec can become one of the new one.
+    /// Whether a VM with the old provider spec can get the new one in place.
     fn keeps_the_vm(&self) -> bool {
         self.iter().all(|change| {
             matches!(change.place, Place::Field(_)) || change.strategy == UpdateStrategy::InPlace
         })
     }
 
-    /// A patch of the old spec, which is at `prefix` of an object, that makes every change which needs no new
-    /// machine.
+    /// A patch that applies every change that needs no new machine. The old spec is at `prefix` in the
+    /// patched object.
     pub fn patch(&self, old: &Map<String, Value>, new: &Map<String, Value>, prefix: &Pointer) -> Patch {
         let mut operations = Vec::new();
         let mut patched = provider_spec(old);
@@ -129,7 +129,7 @@ impl SpecChanges {
     }
 }
 
-/// Sets a field, or removes it where there is no value.
+/// Sets a field, or removes it without a value.
 fn operation(prefix: &Pointer, field: &str, value: Option<Value>) -> PatchOperation {
     let mut path: PointerBuf = prefix.to_buf();
     path.push_back(field);
@@ -149,7 +149,7 @@ impl fmt::Display for Place {
 }
 
 impl fmt::Display for SpecChanges {
-    /// Formats the first places for a log, and how each is changed.
+    /// Formats the first places for a log, each with its strategy.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const MAX_NAMED: usize = 10;
         for (number, SpecChange { place, strategy, .. }) in self.iter().take(MAX_NAMED).enumerate() {
@@ -217,7 +217,7 @@ fn at<'a>(object: &'a Map<String, Value>, place: &JsonPointer) -> Option<&'a Val
     })
 }
 
-/// Sets the value at a place where a difference was found, or removes it. Its parents exist in both.
+/// Sets or removes the value at the place of a difference. The place's parents exist in both specs.
 fn put(object: &mut Map<String, Value>, place: &JsonPointer, value: Option<&Value>) {
     let Some((last, above)) = place.segments().split_last() else {
         return;
@@ -270,7 +270,7 @@ mod tests {
         object["spec"].take()
     }
 
-    /// The example of every field, so that a new one has to be thought of.
+    /// An example of every field, so that a new field must be considered here.
     fn full() -> Value {
         json!({
             "providerID": "sim://1", "driver": "pool", "secretRef": {"name": "a"},

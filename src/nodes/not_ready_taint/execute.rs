@@ -15,10 +15,10 @@ use crate::nodes::workload_cluster::{Connection, Unreachable};
 
 /// The path of Nodes.
 const NODES: &str = "/api/v1/nodes";
-/// The most taints of one key: there is one for each effect, of which there are three.
+/// The most taints with one key: there is one for each effect, and Kubernetes has three effects.
 const MAX_TAINTS: usize = 8;
 
-/// The parts of a Node that are read: a hostile API server may answer a thousand times more.
+/// The parts of a Node that are read: a hostile API server may send far more.
 #[derive(Debug, PartialEq, Eq)]
 struct Node {
     uid: String,
@@ -27,7 +27,7 @@ struct Node {
     taints: Vec<(usize, Value)>,
 }
 
-/// Removes the taint; `None` where the Node changed meanwhile, or this replica does not lead any more.
+/// Removes the taint. Returns `None` if the Node changed in the meantime, or if this replica no longer leads.
 ///
 /// # Errors
 /// The workload cluster can't be reached, or refuses.
@@ -100,7 +100,7 @@ fn parse(text: &str, key: &str) -> Result<Node, Unreachable> {
     struct Key<'a> {
         key: std::borrow::Cow<'a, str>,
     }
-    // The parser's message would quote the answer.
+    // The parser's message would quote the response.
     let Object { metadata, spec } =
         serde_json::from_str(text).map_err(|_quotes| Unreachable::NotAnApiServer)?;
     let of_key = |taint: &RawValue| {
@@ -119,11 +119,11 @@ fn parse(text: &str, key: &str) -> Result<Node, Unreachable> {
     })
 }
 
-/// The JSON patch that removes all taints of the key and nothing else. It applies to this very Node only, and
-/// to taints at the same indices: others may be added or removed meanwhile.
+/// The JSON patch that removes all taints with the key and nothing else. It applies only to the Node with
+/// this UID and to taints at the same indices, because other taints may be added or removed concurrently.
 fn patch(node: &Node) -> Value {
     let this_node = json!({"op": "test", "path": "/metadata/uid", "value": node.uid});
-    // From the end, so that no removal moves a taint that is still to be removed.
+    // From the end, so that a removal does not move the taints that follow in the patch.
     let removals = node.taints.iter().rev().flat_map(|(at, taint)| {
         let path = format!("/spec/taints/{at}");
         [
@@ -138,7 +138,7 @@ fn patch(node: &Node) -> Value {
 mod tests {
     use super::*;
 
-    /// INI-05: only this key, with whatever effect.
+    /// INI-05: only this key, with any effect.
     #[test]
     fn of_all_taints_of_a_node_those_of_the_key_go_and_no_other() {
         let taint =
@@ -152,7 +152,7 @@ mod tests {
         let mut object = json!({"metadata": {"uid": "u"}, "spec": {"taints": taints}});
         let node = parse(&object.to_string(), "mine").unwrap();
         let patch: json_patch::Patch = serde_json::from_value(patch(&node)).unwrap();
-        // Another Node, or other taints in their places: the patch does not hold.
+        // Another Node, or other taints at these indices: the patch does not apply.
         for other in [
             json!({"metadata": {"uid": "v"}, "spec": {"taints": taints}}),
             json!({"metadata": {"uid": "u"}, "spec": {"taints": taints[1..]}}),
@@ -165,7 +165,7 @@ mod tests {
         assert!(parse(&object.to_string(), "mine").unwrap().taints.is_empty());
     }
 
-    /// A tenant's kubeconfig leads wherever the provider gets to.
+    /// A tenant's kubeconfig may point to any server that the provider can reach.
     #[test]
     fn an_answer_that_is_no_node_is_not_repeated() {
         for text in [

@@ -7,14 +7,14 @@ use crate::api::identity::MachineId;
 use crate::api::paused_by;
 use crate::api::v1alpha1::InfraMachine;
 
-/// The objects that were read for one reconcile.
+/// The inputs of one reconcile.
 #[derive(Clone, Copy)]
 pub struct Observed<'a> {
     /// The Machine that owns the InfraMachine, if it exists.
     pub owner: Option<&'a Machine>,
     /// The Cluster that the machine belongs to, if it exists.
     pub cluster: Option<&'a Cluster>,
-    /// Whether the Node came back, or is another, since it was last looked at.
+    /// Whether the Node came back or was replaced since the last reconcile.
     pub node_changed: bool,
 }
 
@@ -25,34 +25,34 @@ pub struct Removal {
     pub key: String,
     /// The Node's name.
     pub node: String,
-    /// The providerID that the Node has to have: with another, it is another machine's.
+    /// The required providerID of the Node. A Node with another providerID belongs to another machine.
     pub provider_id: String,
-    /// The UID of the Node from which the taint was removed before.
+    /// The UID of the Node whose taint was removed before.
     pub removed_from: Option<String>,
-    /// Whether the status says that the taint was removed: nothing that follows takes that back.
+    /// Whether the status shows that the taint was removed. Later results do not revert that.
     pub is_done: bool,
 }
 
-/// Whether the Node of a machine has to be reconciled as soon as there is one. Known without the Machine.
+/// Whether the Node of a machine must be reconciled as soon as it exists. Does not need the Machine.
 pub fn awaits_removal(machine: &InfraMachine) -> bool {
     let taint = machine.spec.not_ready_taint.as_ref();
     machine.is_provisioned() && taint.is_some_and(|taint| !is_done(machine, &taint.key))
 }
 
-/// Whether it is recorded that the taint of a key was removed, and the status says so.
+/// Whether both the record and the status show that the taint with a key was removed.
 ///
-/// A record without the condition comes of a process that was killed between the two writes, or of a machine
-/// that was moved without its status.
+/// A record without the condition is left by a process that was killed between the two writes, or by a move
+/// without the status.
 fn is_done(machine: &InfraMachine, key: &str) -> bool {
     removed_from(machine, key).is_some() && holds(machine, conditions::NOT_READY_TAINT_REMOVED)
 }
 
-/// Plans the removal of a taint from the Node of a machine, in the workload cluster of the returned Cluster;
-/// `None` where nothing is asked for, nothing can be done yet, or all is done.
+/// Plans the removal of a taint from the Node of a machine, in the workload cluster of the returned Cluster.
+/// Returns `None` if the spec names no taint, if the removal must wait, or if it is done.
 ///
 /// # Guarantees
-/// The taint is removed when the VM is initialized (INI-05), which is what provisioned says, and is up; not
-/// from the Node of a machine that is paused, is being deleted, or got its providerID from another client.
+/// The taint is removed only when the VM is initialized (INI-05), that is provisioned, and ready. It is not
+/// removed while the machine is paused or being deleted, or if another client set its providerID.
 pub fn plan<'a>(machine: &InfraMachine, seen: &Observed<'a>) -> Option<(Removal, &'a Cluster)> {
     let (taint, owner, cluster) = (machine.spec.not_ready_taint.as_ref()?, seen.owner?, seen.cluster?);
     let is_up = machine.is_provisioned() && holds(machine, conditions::READY);
@@ -80,13 +80,12 @@ fn holds(machine: &InfraMachine, condition: &str) -> bool {
     status.is_some_and(|status| conditions::is_true(&status.conditions, condition))
 }
 
-/// The record that the taint of a key was removed from a Node.
+/// The record that the taint with a key was removed from a Node.
 pub fn record(node_uid: &str, key: &str) -> String {
     format!("{node_uid}/{key}")
 }
 
-/// The UID of the Node from which the taint of this key was removed. A removal for another key says nothing
-/// of this one.
+/// The UID of the Node that was freed of the taint with this key. A record for another key does not count.
 fn removed_from<'a>(machine: &'a InfraMachine, key: &str) -> Option<&'a str> {
     let annotations = machine.metadata.annotations.as_ref()?;
     let (node_uid, of_key) = annotations
@@ -184,7 +183,7 @@ mod tests {
             cluster.spec.paused = Some(true);
             false
         }));
-        // A providerID of another client's making.
+        // Another client set the providerID.
         assert!(!removed_from_node(|machine, _, _| {
             machine.metadata.annotations = None;
             false
@@ -211,7 +210,7 @@ mod tests {
             record(machine);
             true
         }));
-        // The key was a wrong one, and was mended.
+        // The key was wrong, and was corrected.
         assert!(removed_from_node(|machine, _, _| {
             record(machine);
             machine.spec.not_ready_taint.as_mut().unwrap().key = "another".to_owned();

@@ -16,7 +16,7 @@ use cmi_driver::ErrorChain;
 pub enum Progress {
     /// The taint was removed from the Node of this UID.
     Removed(String),
-    /// The taint was removed before, from this very Node.
+    /// The taint was removed before, from the same Node.
     RemovedBefore,
     /// The Node of this UID has no such taint.
     NotTainted(String),
@@ -51,7 +51,7 @@ pub fn after(
     status
 }
 
-/// The event of an attempt; none where the status shows the result, or it is a repeat.
+/// The event of an attempt; `None` if the status shows the result, or for a repeated attempt.
 pub fn event(machine: &InfraMachine, removal: &Removal, progress: &Progress) -> Option<NewEvent> {
     let (state, reason, text) = condition(removal, progress);
     let status = machine.status.as_ref();

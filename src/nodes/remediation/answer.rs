@@ -1,4 +1,4 @@
-//! The meaning of the answer of RestartMachine for the VM. Pure.
+//! The meaning of the driver's answer to RestartMachine. Pure.
 
 use crate::api::retry::{self, Disposition, Stage};
 use cmi_driver::{Code, Status};
@@ -8,18 +8,18 @@ use cmi_driver::{Code, Status};
 pub enum RestartResult {
     /// The VM is restarting.
     Made,
-    /// The VM may be restarting, now or later: the restart counts.
+    /// The VM may be restarting, now or later. The restart counts.
     MayBeMade,
-    /// The VM is as it was, and stays so: no restart counts.
+    /// The VM was not restarted, and will not be. No restart counts.
     NotMade,
     /// The VM can't be restarted at all.
     NotPossible,
 }
 
 impl RestartResult {
-    /// By the answer. An outage of the driver, one of its back end where the driver says that it has begun
-    /// nothing, and credentials that have expired use up no restart: a Machine would be replaced of which no
-    /// VM was restarted.
+    /// Classifies the answer. These failures do not count as restarts: an outage of the driver, an outage of
+    /// its back end before the driver began the restart, and expired credentials. Otherwise a Machine could
+    /// be replaced without a single restart of its VM.
     pub fn of(answer: &Result<(), Status>) -> Self {
         let Err(status) = answer else {
             return Self::Made;

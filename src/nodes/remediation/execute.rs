@@ -1,4 +1,4 @@
-//! The restart: the only call of a driver.
+//! The restart, which is the only driver call.
 
 use std::time::Duration;
 
@@ -24,16 +24,16 @@ use crate::driver::{PERMIT_WAIT, Permit, VM_LOCK_WAIT};
 use crate::reconcile::{Requeue, upkeep_permit};
 use cmi_driver::{MachineClass, MachineRef, Operation, RestartMachineRequest, Status};
 
-/// Restarts the VM, as far as that may be done now, and publishes the outcome.
+/// Restarts the VM if that is possible now, and publishes the outcome.
 ///
-/// It is no [`crate::reconcile::driver_query`]: between the permit and the call it locks the VM and writes
-/// the restart down.
+/// This is no [`crate::reconcile::driver_query`], because it locks the VM and records the restart between
+/// the permit and the call.
 ///
 /// # Guarantees
-/// The restart is recorded before the driver is called, on the version of the object that was planned. So
-/// neither a crash nor a stale cache leads to one more. It is taken back only where the call never left this
-/// process, or the driver says that nothing was restarted. The VM is neither initialized nor updated during
-/// the restart.
+/// The restart is recorded before the driver is called, on the planned version of the object. So neither a
+/// crash nor a stale cache leads to an additional restart. The record is removed only if the call never left
+/// this process, or if the driver reports that nothing was restarted. The VM is neither initialized nor
+/// updated during the restart.
 pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Result<Requeue, Error> {
     let remediation = &gathered.remediation;
     let Some((infra, driver)) = gathered.infra_and_driver() else {
@@ -81,8 +81,7 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
     Ok(outcome.requeue)
 }
 
-/// The class for the call, when the call may be made and would leave this process; else the outcome to
-/// publish.
+/// The class for the call if the call can be made, or else the outcome to publish.
 async fn prepared(
     gathered: &Gathered,
     ctx: &Context,
@@ -152,7 +151,7 @@ fn not_sent(status: &Status) -> RemediationState {
     not_done(status.code().name(), message_of(status), requeue)
 }
 
-/// The driver says that nothing was restarted: it is asked again by the table of codes.
+/// The driver reports that nothing was restarted. The next call follows the table of codes.
 fn not_made(status: &Status) -> RemediationState {
     let message = format!(
         "{}; the VM was not restarted, and the attempt does not count",
@@ -178,7 +177,7 @@ fn event(outcome: &RemediationState) -> NewEvent {
     }
 }
 
-/// The status without the bootstrap data that a driver may have kept from the create (OPS-11).
+/// The status without bootstrap data, which a driver may have kept from the create (OPS-11).
 async fn without_bootstrap_data(gathered: &Gathered, ctx: &Context, status: Status) -> Status {
     let machine = gathered.observed.owner.machine();
     let Some(name) = machine.and_then(|machine| machine.spec.bootstrap.data_secret_name.as_deref()) else {

@@ -1,4 +1,4 @@
-//! The inputs of one reconcile: caches, and the Machine as the API server has it.
+//! The inputs of one reconcile: the caches, and the Machine from the API server.
 
 use std::sync::Arc;
 
@@ -18,15 +18,15 @@ use crate::driver::ConfiguredDriver;
 use crate::driver::resolution::driver_of;
 use crate::reconcile::waker;
 
-/// What was read.
+/// The inputs of one reconcile.
 pub struct Gathered {
     /// The remediation, as cached now.
     pub remediation: InfraMachineRemediation,
     /// The inputs of the plan.
     pub observed: Observed,
-    /// The driver that has the VM, where one is configured.
+    /// The configured driver of the VM, if any.
     driver: Option<Arc<ConfiguredDriver>>,
-    /// A moment after every read but that of the driver's state.
+    /// A time after all reads, except for the read of the driver's state.
     pub read_before: Instant,
 }
 
@@ -69,25 +69,27 @@ pub async fn gather(queued: &InfraMachineRemediation, ctx: &Context) -> Result<G
 }
 
 impl Gathered {
-    /// The InfraMachine with the driver that has its VM, when both are there.
+    /// The InfraMachine and the driver of its VM, if both exist.
     pub fn infra_and_driver(&self) -> Option<(&InfraMachine, &ConfiguredDriver)> {
         Some((self.observed.infra.as_ref()?, self.driver.as_deref()?))
     }
 
-    /// The namespace of all that was read.
+    /// The namespace of the remediation and of all other inputs.
     pub fn namespace(&self) -> &str {
         self.remediation.metadata.namespace()
     }
 }
 
-/// The remediation as cached now: since it was queued, our own last write may have arrived.
+/// The cached remediation. It may have this provider's last write, which came after the remediation was
+/// queued.
 fn cached(queued: &InfraMachineRemediation, ctx: &Context) -> InfraMachineRemediation {
     let found = ctx.remediations.current(&queued.metadata);
     let current = found.as_deref().and_then(|object| object.0.as_ref().ok());
     current.unwrap_or(queued).clone()
 }
 
-/// The Machine of this name and UID, if it exists: a later Machine of the same name is another one.
+/// The Machine with this name and UID, if it exists. A Machine with the same name but another UID is not
+/// returned.
 pub async fn machine_of(
     ctx: &Context,
     namespace: &str,

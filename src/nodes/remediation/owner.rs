@@ -1,5 +1,5 @@
-//! The Machine that a remediation is for, as core's controllers see it: what is read of it, and the
-//! conditions by which they learn how its remediation stands. Pure.
+//! The remediated Machine: the fields that the provider reads, and the conditions that report the remediation
+//! to Cluster API's controllers. Pure.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -10,17 +10,17 @@ use crate::api::cluster_api::{self, ObjectReference};
 
 /// Whether the MachineHealthCheck finds the Machine healthy.
 pub const HEALTH_CHECK_SUCCEEDED: &str = "HealthCheckSucceeded";
-/// Whether the Machine's owner has remediated it, which means replaced.
+/// Whether the Machine's owner has remediated it, by a replacement.
 pub const OWNER_REMEDIATED: &str = "OwnerRemediated";
-/// Whether another than the owner has remediated the Machine.
+/// Whether a controller other than the owner has remediated the Machine.
 pub const EXTERNALLY_REMEDIATED: &str = "ExternallyRemediated";
-/// What Cluster API says of the Machine's Node.
+/// Cluster API's condition for the health of the Machine's Node.
 const NODE_HEALTHY: &str = "NodeHealthy";
-/// The reason by which the owner knows that the remediation is left to it.
+/// The reason that tells the owner to remediate the Machine.
 const WAITING_FOR_REMEDIATION: &str = "WaitingForRemediation";
 
-/// The fields of a Machine that are read. It is read for each reconcile and not cached: few are remediated at
-/// a time.
+/// The fields of a Machine that the provider reads. They are read for each reconcile instead of cached,
+/// because few Machines are remediated at a time.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct RemediatedMachine {
     /// Its metadata.
@@ -33,7 +33,7 @@ pub struct RemediatedMachine {
     pub status: RemediatedMachineStatus,
 }
 
-/// The fields of the spec that are read.
+/// The fields of the spec that the provider reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RemediatedMachineSpec {
@@ -45,26 +45,27 @@ pub struct RemediatedMachineSpec {
     pub bootstrap: cluster_api::Bootstrap,
 }
 
-/// The fields of the status that are read.
+/// The fields of the status that the provider reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct RemediatedMachineStatus {
-    /// Its conditions, with all that others wrote into them.
+    /// Its conditions, with all fields that other controllers wrote.
     pub conditions: Vec<Map<String, Value>>,
 }
 
-/// What a Machine says of its owner's part in the remediation.
+/// The `OwnerRemediated` condition of a Machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerRemediation {
-    /// Whether the owner has to remediate, as nothing is left to be done for the VM.
+    /// Whether the owner must remediate, because the VM cannot be repaired.
     pub owner_must_remediate: bool,
-    /// Why.
+    /// The reason.
     pub reason: &'static str,
-    /// In words.
+    /// The message.
     pub message: String,
 }
 
-/// The Machine that owns an object, of whatever version. A MachineHealthCheck makes it no controller.
+/// The Machine that owns an object, with any API version. A MachineHealthCheck does not set it as the
+/// controller.
 pub fn owner_reference(metadata: &ObjectMeta) -> Option<&OwnerReference> {
     metadata.owner_references.iter().flatten().find(|owner| {
         let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
@@ -82,21 +83,21 @@ impl RemediatedMachine {
         all.find(|condition| condition.get("type").and_then(Value::as_str) == Some(type_))
     }
 
-    /// Whether the owner knows that it has to replace the Machine: it looks at both conditions.
+    /// Whether the conditions tell the owner to replace the Machine. The owner checks both conditions.
     pub fn is_left_to_its_owner(&self) -> bool {
         [HEALTH_CHECK_SUCCEEDED, OWNER_REMEDIATED]
             .iter()
             .all(|type_| self.status_of(type_) == Some("False"))
     }
 
-    /// Whether the MachineHealthCheck has just found the Machine healthy: it deletes the remediation before
-    /// it says so.
+    /// Whether the MachineHealthCheck has just found the Machine healthy. It deletes the remediation before
+    /// it writes the condition.
     pub fn is_healthy(&self) -> bool {
         self.status_of(HEALTH_CHECK_SUCCEEDED) == Some("True")
     }
 
-    /// Whether a MachineHealthCheck says that the Machine is unhealthy. Where none says so, `clusterctl move`
-    /// has lost the condition, or the remediation was made by hand.
+    /// Whether a MachineHealthCheck reports the Machine as unhealthy. The condition is missing if `clusterctl
+    /// move` lost it, or if a user created the remediation.
     pub fn is_unhealthy(&self) -> bool {
         self.status_of(HEALTH_CHECK_SUCCEEDED) == Some("False")
     }
@@ -109,11 +110,12 @@ impl RemediatedMachine {
         healthy.get("lastTransitionTime")?.as_str()?.parse().ok()
     }
 
-    /// All conditions with those that say how the remediation stands; nothing where they say so already.
+    /// All conditions with the conditions of the remediation; `None` if they are set already.
     ///
-    /// A MachineHealthCheck says that a Machine is unhealthy when it makes the remediation, and never again
-    /// as long as that is there. `clusterctl move` takes the remediation along and not the condition, and
-    /// without it no owner replaces the Machine. So a condition that is missing is put back.
+    /// A MachineHealthCheck reports a Machine as unhealthy when it creates the remediation, and does not
+    /// repeat that while the remediation exists. `clusterctl move` moves the remediation without the
+    /// condition, and without the condition no owner replaces the Machine. So a missing condition is
+    /// restored.
     pub fn with(
         &self,
         owner_remediation: &OwnerRemediation,
@@ -262,7 +264,7 @@ mod tests {
         }
     }
 
-    /// MachineSets defer remediations, and say so there.
+    /// MachineSets defer remediations, and report that in this condition.
     #[test]
     fn what_the_owner_says_of_its_turn_stays() {
         let deferred = machine(&json!([

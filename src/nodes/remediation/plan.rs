@@ -27,18 +27,18 @@ mod tests;
 /// A MachineHealthCheck evaluates a Machine every 15 s at the earliest, and may be about to find it healthy.
 const NOTICE: Duration = Duration::from_secs(30);
 /// How far the recorded time of a restart may be ahead of this clock: another replica, or the source of a
-/// move, may have recorded it by another clock. A later time is wrong, and gives the Node no time.
+/// move, may have recorded it with another clock. A later time is wrong, and gives the Node no time.
 const SKEW: Duration = Duration::from_secs(30);
 
 /// The inputs of one reconcile.
 pub struct Observed {
     /// The Machine that the remediation is for.
     pub owner: Owner,
-    /// The Cluster that the Machine belongs to, when it is there.
+    /// The Cluster that the Machine belongs to, if it exists.
     pub cluster: Option<Arc<Cluster>>,
-    /// The InfraMachine that the Machine refers to, when it is there.
+    /// The InfraMachine that the Machine refers to, if it exists.
     pub infra: Option<InfraMachine>,
-    /// The state of the driver that has its VM; nothing without an InfraMachine.
+    /// The state of the driver that has its VM; `None` without an InfraMachine.
     pub driver: Option<Result<DriverState, ResolveError>>,
     /// The wall clock.
     pub now: Timestamp,
@@ -46,16 +46,16 @@ pub struct Observed {
 
 /// The Machine that a remediation is for.
 pub enum Owner {
-    /// None is named.
+    /// The remediation names no Machine.
     None,
-    /// One is named and not there.
+    /// The named Machine does not exist.
     Missing,
-    /// It is there.
+    /// The Machine exists.
     Found(Box<RemediatedMachine>),
 }
 
 impl Owner {
-    /// The Machine, when it is there.
+    /// The Machine, if it exists.
     pub fn machine(&self) -> Option<&RemediatedMachine> {
         match self {
             Self::Found(machine) => Some(machine),
@@ -69,39 +69,39 @@ impl Owner {
 pub enum Plan {
     /// Do nothing, and write nothing.
     NoOp,
-    /// Do nothing before then, and write nothing.
+    /// Do nothing for now, and write nothing.
     Later(Requeue),
-    /// Publish that it is paused, and by what.
+    /// Publish that the remediation is paused, with the cause.
     Pause(String),
-    /// Publish how it stands, here and on the Machine.
+    /// Publish the state, here and on the Machine.
     Publish(RemediationState),
     /// Restart the VM.
     Restart(Box<Restart>),
 }
 
-/// How a remediation stands.
+/// The state of a remediation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RemediationState {
-    /// How far it has come.
+    /// The phase.
     pub phase: RemediationPhase,
-    /// Whether it goes on.
+    /// The status of the `Ready` condition.
     pub ready: ConditionStatus,
-    /// Why, or why not.
+    /// The reason of the `Ready` condition.
     pub reason: String,
-    /// In words.
+    /// The message of the `Ready` condition.
     pub message: String,
-    /// The owner's part, to be published on the Machine.
+    /// The condition for the owner, to be published on the Machine.
     pub owner_remediation: Option<OwnerRemediation>,
-    /// When the remediation is reconciled again.
+    /// When to reconcile the remediation again.
     pub requeue: Requeue,
 }
 
-/// A restart that may be made.
+/// A permitted restart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Restart {
-    /// The restarts with this one.
+    /// The record with this restart.
     pub record: Record,
-    /// The restarts before it.
+    /// The record without this restart.
     pub before: Record,
     /// The id of the VM.
     pub provider_id: ProviderId,
@@ -154,7 +154,8 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan 
     if machine.metadata.deletion_timestamp.is_some() || machine.is_left_to_its_owner() {
         return left_to_owner(remediation);
     }
-    // The remediation is about to be deleted, or the Machine about to be called unhealthy: both enqueue it.
+    // Either the remediation is about to be deleted, or the Machine about to become unhealthy. Both enqueue
+    // it.
     if machine.is_healthy() {
         return Plan::Later(Requeue::OnChange);
     }
@@ -215,7 +216,7 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan 
     })
 }
 
-/// The Machine is left to its owner.
+/// Leaves the Machine to its owner.
 pub fn hand_over(reason: &'static str, message: String) -> RemediationState {
     RemediationState {
         phase: RemediationPhase::Replacing,
@@ -231,7 +232,7 @@ pub fn hand_over(reason: &'static str, message: String) -> RemediationState {
     }
 }
 
-/// The restart of this number was asked for.
+/// The state after the restart with this number.
 pub fn restarted(remediation: &InfraMachineRemediation, record: Record, now: Timestamp) -> RemediationState {
     let message = format!("{}; {}", number(remediation, record), until(remediation, record));
     RemediationState {
@@ -248,7 +249,7 @@ pub fn restarted(remediation: &InfraMachineRemediation, record: Record, now: Tim
     }
 }
 
-/// The outcome when it is unknown whether the restart of this number was made.
+/// The state when it is unknown whether the restart with this number was made.
 pub fn unanswered(
     remediation: &InfraMachineRemediation,
     record: Record,
@@ -269,7 +270,7 @@ pub fn unanswered(
     }
 }
 
-/// Nothing was done, and why.
+/// The state when no restart was made, with the cause.
 pub fn not_done(reason: &str, message: String, requeue: Requeue) -> RemediationState {
     RemediationState {
         phase: RemediationPhase::Waiting,
@@ -304,7 +305,7 @@ fn left_to_owner(remediation: &InfraMachineRemediation) -> Plan {
     })
 }
 
-/// Gives a Machine that has no VM to restart as much time to get one as a restart gets.
+/// Gives a Machine without a VM as much time to get a VM as a restart gets.
 fn without_vm(
     remediation: &InfraMachineRemediation,
     machine: &RemediatedMachine,
@@ -340,9 +341,9 @@ fn exhausted(remediation: &InfraMachineRemediation, machine: &RemediatedMachine,
     })
 }
 
-/// When the time begins that a Node has to become healthy after a restart: at the restart, but not before the
-/// last pause ended or this remediation was created. No MachineHealthCheck evaluates a Machine during a
-/// pause, and a move creates the remediation again.
+/// When the time starts within which a Node must become healthy after a restart: at the restart, but not
+/// before the last pause ended or this remediation was created. No MachineHealthCheck evaluates a Machine
+/// during a pause, and a move creates the remediation again.
 fn node_time_begins(remediation: &InfraMachineRemediation, issued_at: Timestamp) -> Timestamp {
     let metadata = &remediation.metadata;
     let made = metadata.creation_timestamp.as_ref().map(|time| time.0);
@@ -352,16 +353,16 @@ fn node_time_begins(remediation: &InfraMachineRemediation, issued_at: Timestamp)
         .fold(issued_at, Timestamp::max)
 }
 
-/// When the last pause ended; nothing while it is paused, or before it was looked at.
+/// When the last pause ended; `None` during a pause, or before the first reconcile.
 fn resumed_at(remediation: &InfraMachineRemediation) -> Option<Timestamp> {
     let conditions = &remediation.status.as_ref()?.conditions;
     let paused = conditions::get(conditions, PAUSED)?;
     (!conditions::is_true(conditions, PAUSED)).then_some(paused.last_transition_time.0)
 }
 
-/// The plan, unless the Node is healthy and the MachineHealthCheck may be about to see it: it looks every 15
-/// s at the earliest, also when a pause ends. Where none says that the Machine is unhealthy, the Node's own
-/// word holds.
+/// The plan, unless the Node is healthy and the MachineHealthCheck may be about to see that. It evaluates
+/// every 15 s at the earliest, also when a pause ends. Without a report that the Machine is unhealthy, the
+/// health of the Node decides.
 fn unless_healthy(
     remediation: &InfraMachineRemediation,
     machine: &RemediatedMachine,
@@ -385,7 +386,7 @@ fn unless_healthy(
     }
 }
 
-/// A restart is under way. A status that shows the restart stays; one that does not show it is from a process
+/// A restart is in progress. A status that shows the restart stays. A status without it is from a process
 /// that ended after it had recorded the restart.
 fn restarting(remediation: &InfraMachineRemediation, record: Record, left: Duration) -> Plan {
     let status = remediation.status.as_ref();
@@ -453,7 +454,7 @@ fn paused(
     pause_message(&causes)
 }
 
-/// The VM of a Machine, if it is one that this provider has made and that is up; else why not.
+/// The VM of a Machine, if this provider created it and it is provisioned, or else the cause.
 fn vm_of(machine: &RemediatedMachine, infra: Option<&InfraMachine>) -> Result<Vm, &'static str> {
     let reference = &machine.spec.infrastructure_ref;
     if !reference.is_to::<InfraMachine>() {
@@ -469,8 +470,8 @@ fn vm_of(machine: &RemediatedMachine, infra: Option<&InfraMachine>) -> Result<Vm
     }
     let provider_id = infra.spec.provider_id.as_deref().and_then(|id| id.parse().ok());
     let provider_id = provider_id.ok_or("the Machine has no VM to restart yet")?;
-    // Cluster API manages an update in place and has not asked this provider for it: another extension may be
-    // at work on the VM.
+    // Cluster API manages an update in place without this provider: another extension may be at work on the
+    // VM.
     if InPlaceUpdate::of(infra) == InPlaceUpdate::NotRequested {
         return Err("another extension updates the VM in place");
     }

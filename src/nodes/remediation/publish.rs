@@ -19,8 +19,8 @@ use crate::apiserver::{Error, NewEvent, patch_metadata, patch_params, publish_st
 /// How often a write to a Machine is tried.
 const TRIES: u32 = 3;
 
-/// Says how a remediation stands: on the Machine first, since its owner waits for that, and then here, over
-/// the version of `metadata`.
+/// Publishes the state of a remediation, first on the Machine, because its owner waits for that. Then it
+/// writes the status on the version of `metadata`.
 pub async fn publish(
     gathered: &Gathered,
     metadata: &ObjectMeta,
@@ -57,7 +57,7 @@ fn failure_event(outcome: &RemediationState) -> NewEvent {
     }
 }
 
-/// Patches the record of restarts, on the resource version that was read.
+/// Patches the record of restarts, on the resource version of the read.
 pub async fn write_record(
     ctx: &Context,
     namespace: &str,
@@ -73,7 +73,7 @@ pub async fn write_record(
     written.map_err(|error| Error::api("patching the annotations restarts and restart-issued-at", error))
 }
 
-/// Publishes that the remediation is paused, and by what.
+/// Publishes that the remediation is paused, with the cause.
 pub async fn publish_pause(
     remediation: &InfraMachineRemediation,
     ctx: &Context,
@@ -87,8 +87,8 @@ pub async fn publish_pause(
     write(remediation, &remediation.metadata, ctx, &status).await
 }
 
-/// Publishes that the remediation is no longer paused, where its status says that it is. The rest of the
-/// status stays.
+/// Publishes that the remediation is no longer paused, if its status shows a pause. The rest of the status
+/// stays.
 pub async fn publish_resumption(remediation: &InfraMachineRemediation, ctx: &Context) -> Result<(), Error> {
     let Some(mut status) = remediation.status.clone() else {
         return Ok(());
@@ -101,9 +101,9 @@ pub async fn publish_resumption(remediation: &InfraMachineRemediation, ctx: &Con
     write(remediation, &remediation.metadata, ctx, &status).await
 }
 
-/// Writes the conditions of the Machine that say how its remediation stands. Others write to it at the same
-/// time, its MachineHealthCheck first of all: what they wrote is read, and one that is found to be healthy is
-/// not left to its owner. False where they said so before.
+/// Writes the Machine's conditions for the remediation. Other controllers write the Machine's conditions,
+/// too, especially its MachineHealthCheck. So this reads the current conditions, and leaves a Machine that is
+/// healthy again. Returns whether it changed any.
 async fn report_to_machine(
     ctx: &Context,
     namespace: &str,

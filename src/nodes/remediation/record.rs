@@ -1,5 +1,5 @@
-//! How often the VM was restarted, and when. It is written before the call, so that no crash leads to a
-//! restart more, and into the metadata, so that `clusterctl move` takes it along. Pure.
+//! How often the VM was restarted, and when. The record is written before the call, so that no crash leads to
+//! an additional restart. It is in the metadata, so that `clusterctl move` moves it. Pure.
 
 use std::collections::BTreeMap;
 
@@ -11,15 +11,15 @@ use crate::api::annotations;
 /// The restarts that the driver was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// How many.
+    /// The number of restarts.
     pub count: u32,
-    /// When the last of them was asked for.
+    /// When the driver was last asked.
     pub issued_at: Option<Timestamp>,
 }
 
 impl Record {
-    /// Parses the annotations. A count that can't be parsed becomes the largest count, so that no further
-    /// restart is made; a time that can't be parsed counts as none.
+    /// Parses the annotations. A malformed count becomes the largest count, so that no further restart is
+    /// made. A malformed time counts as none.
     pub fn of(annotations: Option<&BTreeMap<String, String>>) -> Self {
         let value = |key: &str| annotations.and_then(|all| all.get(key));
         Self {

@@ -1,4 +1,4 @@
-//! MachineDrainRules, by which Cluster API skips, orders or waits for pods. Pods that a rule may concern are
+//! MachineDrainRules, which tell Cluster API to skip, order or wait for pods. Pods that a rule may select are
 //! left to Cluster API. Pure.
 
 use std::collections::BTreeMap;
@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Selector, SelectorExt as _};
 use serde::Deserialize;
 
-/// The fields of a MachineDrainRule that are read.
+/// The fields of a MachineDrainRule that the provider reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct MachineDrainRule {
@@ -29,8 +29,8 @@ struct Drain {
     order: i32,
 }
 
-/// A selection of Machines or pods. The label selectors of their Cluster or namespace are not evaluated: a
-/// rule may then match a pod that it does not match in Cluster API, and that pod is left to Cluster API, too.
+/// A selection of Machines or pods. The label selectors of their Cluster or namespace are not evaluated, so a
+/// rule may select more pods here than in Cluster API. Those pods are also left to Cluster API.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Selected {
@@ -51,7 +51,7 @@ impl Selected {
 pub struct DrainRules(Vec<MachineDrainRule>);
 
 impl DrainRules {
-    /// The rules that may apply to a Machine with these labels, and say more than that its pods are evicted.
+    /// The rules that may apply to a Machine with these labels, except for rules that only have pods evicted.
     pub fn of_machine(all: Vec<MachineDrainRule>, labels: &Labels) -> Self {
         let mut all = all;
         all.retain(|MachineDrainRule { spec }| {
@@ -61,12 +61,12 @@ impl DrainRules {
         Self(all)
     }
 
-    /// A rule for all pods, for when the rules are not known.
+    /// A rule for all pods, used when the rules are unknown.
     pub fn unknown() -> Self {
         Self(vec![MachineDrainRule::default()])
     }
 
-    /// Whether a rule may concern a pod with these labels.
+    /// Whether a rule may select a pod with these labels.
     pub fn may_concern(&self, labels: &Labels) -> bool {
         self.0.iter().any(|rule| may_be_one_of(&rule.spec.pods, labels))
     }

@@ -1,4 +1,4 @@
-//! The requests to the workload cluster, and the only call of a driver.
+//! The requests to the workload cluster, and the only driver call.
 
 use std::time::Duration;
 
@@ -26,17 +26,17 @@ use crate::nodes::workload_cluster::{self, ConnectionOutcome, Unreachable};
 use crate::reconcile::{Requeue, upkeep_permit};
 use cmi_driver::{GetVolumeIdsRequest, Operation, Status};
 
-/// The poll interval of a Node while the drain waits for a pod: it grows with the wait.
+/// The poll interval of a Node while the drain waits for a pod. It grows with the wait.
 const MIN_POLL_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(10);
-/// When the eviction of a pod that a budget protects is tried again.
+/// When to retry the eviction of a pod that a budget protects.
 const BLOCKED: Duration = Duration::from_secs(5);
-/// When the driver is asked again for the ids of volumes, unless it asks for longer.
+/// When to ask the driver again for the ids of volumes, unless it asks for a longer wait.
 const DRIVER_FAILED: Duration = Duration::from_secs(10);
-/// The most ids that are taken for one PersistentVolume.
+/// The most ids for one PersistentVolume.
 const MAX_IDS: usize = 8;
 
-/// Has Cluster API wait for the provider before it drains the Node of a Machine.
+/// Makes Cluster API wait for the provider before it drains the Node of a Machine.
 pub async fn set_hook(observed: &Observed, ctx: &Context) -> Result<Requeue, Error> {
     if publish::write_hook(observed, ctx, &json!(annotations::VOLUME_DRAIN_HOOK_OWNER)).await? {
         return Ok(Requeue::OnChange);
@@ -46,10 +46,11 @@ pub async fn set_hook(observed: &Observed, ctx: &Context) -> Result<Requeue, Err
     Ok(Requeue::After(LONG_WAIT))
 }
 
-/// Lets Cluster API go on. What is to be reported of it is reported before: the object may be gone then.
+/// Removes the hook, so that Cluster API continues. Publishes the end first, because the object may be
+/// deleted soon.
 pub async fn remove_hook(observed: &Observed, ctx: &Context, end: &End) -> Result<Requeue, Error> {
     let (_, name, uid) = observed.machine_names();
-    // Not even a refused status holds the deletion up.
+    // Not even a refused status may block the deletion.
     if let Err(error) = publish::publish(observed, ctx, status::ended(end).as_ref()).await {
         tracing::warn!(machine = name, %error, "cannot publish the end of the drain");
     }
@@ -68,7 +69,7 @@ pub async fn remove_hook(observed: &Observed, ctx: &Context, end: &End) -> Resul
     Ok(Requeue::After(LONG_WAIT))
 }
 
-/// Takes the next step of a drain, if it is time.
+/// Takes the next step of a drain, if it is due.
 pub async fn drain(
     observed: &Observed,
     ctx: &Context,
@@ -165,7 +166,7 @@ async fn evict_next(
     }
 }
 
-/// Ensures that the InfraMachine is as the plan saw it: a cache that is behind lacks the last eviction.
+/// Ensures that the InfraMachine is as planned: a stale cache lacks the last eviction.
 async fn ensure_current(infra: &InfraMachine, ctx: &Context) -> Result<(), Error> {
     let action = "reading the last evicted pod";
     let namespace = infra.metadata.namespace();
@@ -184,14 +185,14 @@ async fn ensure_current(infra: &InfraMachine, ctx: &Context) -> Result<(), Error
     }
 }
 
-/// Records an event of a pod whose volumes did not leave the Node in time.
+/// Records an event for a pod whose volumes did not leave the Node in time.
 async fn record_timeout(infra: &InfraMachine, ctx: &Context, before: PreviousEviction) {
     if let PreviousEviction::TimedOut(waiting) = before {
         publish::record_failure(infra, ctx, status::timed_out(&waiting)).await;
     }
 }
 
-/// Publishes that the workload cluster is unreachable, and tries again as long as the limits allow.
+/// Publishes that the workload cluster is unreachable, and retries within the limits.
 async fn publish_unreachable(
     infra: &InfraMachine,
     ctx: &Context,
@@ -214,7 +215,7 @@ fn until_deadline(target: &DrainTarget, wait: Duration) -> Duration {
     wait.min(until(target.deadline, wall_clock::now()).max(MIN_POLL_INTERVAL))
 }
 
-/// When a pod that the drain waits for is looked at again.
+/// When to check an awaited pod again.
 fn poll_interval(target: &DrainTarget, waiting: &Waiting, now: Timestamp) -> Duration {
     let begun = target.last.as_ref().map_or(now, |last| last.evicted_at);
     let elapsed = elapsed(begun, now).unwrap_or_default();
@@ -225,18 +226,18 @@ fn poll_interval(target: &DrainTarget, waiting: &Waiting, now: Timestamp) -> Dur
     until_deadline(target, wait)
 }
 
-/// The volume ids that a driver finds.
+/// The driver's answer about volume ids.
 enum Ids {
-    /// These ids, or none where the driver knows none: Kubernetes' own names are looked for in any case.
+    /// These ids; empty if the driver knows none. Kubernetes' own names are always compared, too.
     Known(Vec<String>),
     /// Other calls hold the permits of the driver.
     Busy,
-    /// The driver failed this time.
+    /// The driver failed.
     Failed(Status),
 }
 
-/// Asks the driver of a machine for the ids of volumes, for each by itself: it may refuse those of others. It
-/// is no [`crate::reconcile::driver_query`]: the call has no class, and so no credentials.
+/// Asks the driver of a machine for the ids of each volume separately, because it may refuse volumes of other
+/// back ends. This is no [`crate::reconcile::driver_query`]: the call has no class, and so no credentials.
 async fn volume_ids(observed: &Observed, infra: &InfraMachine, ctx: &Context, specs: &[Value]) -> Ids {
     if specs.is_empty() {
         return Ids::Known(Vec::new());

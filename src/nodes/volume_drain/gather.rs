@@ -1,4 +1,4 @@
-//! The inputs of one reconcile: caches, and the Machine as the API server has it when it is deleted.
+//! The inputs of one reconcile: the caches, and during a deletion the Machine from the API server.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,11 +17,10 @@ use crate::api::wall_clock;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::{Error, pages};
 
-/// The most MachineDrainRules of a namespace that are read.
+/// The most MachineDrainRules that are read in a namespace.
 const MAX_RULES: usize = 64;
 
-/// Reads the inputs of a reconcile; `None` for a Machine that is gone, or that the volume drain does not
-/// concern.
+/// Reads the inputs of a reconcile. Returns `None` for a deleted Machine, or without a volume drain.
 pub async fn gather(queued: &Machine, ctx: &Context) -> Result<Option<Observed>, Error> {
     let Some(machine) = ctx.caches.machines.current(&queued.metadata) else {
         return Ok(None);
@@ -74,7 +73,7 @@ pub fn cached_infra(ctx: &Context, machine: &Machine) -> Option<Arc<DeserializeG
     (owner == machine.metadata.uid.as_deref()).then_some(found)
 }
 
-/// Whether an InfraMachine that is not cached is gone: another replica may manage it.
+/// Whether an uncached InfraMachine is deleted. Otherwise another replica may manage it.
 async fn missing_infra(ctx: &Context, machine: &Machine) -> Result<Infra, Error> {
     let infra = &machine.spec.infrastructure_ref;
     if !infra.is_to::<InfraMachine>() {
@@ -109,7 +108,7 @@ async fn live(ctx: &Context, machine: &Machine) -> Result<Option<DrainedMachine>
     }
 }
 
-/// The rules for the drain of a Machine. Where they can't be read, or are too many, each pod may have a rule.
+/// The rules for the drain of a Machine. If they can't be read, or are too many, each pod counts as selected.
 async fn drain_rules(ctx: &Context, namespace: &str, machine: &DrainedMachine) -> Result<DrainRules, Error> {
     let path = format!(
         "/apis/{}/v1beta2/namespaces/{namespace}/machinedrainrules",

@@ -1,4 +1,4 @@
-//! Whether a machine asks for its pods with volumes to be evicted one after the other. Pure.
+//! Whether a machine requests that its pods with volumes are evicted one after the other. Pure.
 
 use std::time::Duration;
 
@@ -7,21 +7,21 @@ use jiff::SignedDuration;
 use crate::api::annotations;
 use crate::api::v1alpha1::InfraMachine;
 
-/// How long the drain waits for the volumes of a pod, where the annotation names no time.
+/// How long the drain waits for the volumes of a pod if the annotation has no duration.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_mins(2);
-/// The longest time that the annotation may name.
+/// The longest duration that the annotation may have.
 pub const MAX_TIMEOUT: Duration = Duration::from_hours(1);
-/// The most characters of a value that are shown.
+/// The most characters of an invalid value in a message.
 const MAX_SHOWN: usize = 64;
 
 /// The value of the annotation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OptIn {
-    /// Nothing, or `false`.
+    /// No annotation, or `false`.
     No,
     /// Wait this long for the volumes of each pod.
     Yes(Duration),
-    /// The value is no time: its beginning.
+    /// The value is not a duration; this is its beginning.
     Invalid(String),
 }
 
@@ -42,8 +42,7 @@ impl OptIn {
         }
     }
 
-    /// How long the drain waits for the volumes of a pod. An invalid time keeps the protection that was asked
-    /// for.
+    /// How long the drain waits for the volumes of a pod. An invalid duration keeps the requested protection.
     pub fn timeout(&self) -> Option<Duration> {
         match self {
             Self::No => None,

@@ -1,4 +1,4 @@
-//! The plan for the hook of a Machine. Pure.
+//! The plan for a Machine's hook. Pure.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,19 +18,19 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::api::wall_clock::until;
 use crate::api::{ObjectMetaExt as _, annotations, paused_by};
 
-/// What was read for one reconcile.
+/// The inputs of one reconcile.
 pub struct Observed {
-    /// Whether machines may ask for a volume drain.
+    /// Whether machines may request a volume drain.
     pub enabled: bool,
     /// The Machine, as cached.
     pub machine: Arc<Machine>,
     /// The InfraMachine that it refers to.
     pub infra: Infra,
-    /// The Cluster that it belongs to, when it exists.
+    /// The Cluster that it belongs to, if it exists.
     pub cluster: Option<Arc<Cluster>>,
-    /// The Machine as the API server has it; only when it is deleted and has the hook.
+    /// The Machine from the API server; only for a deleted Machine with the hook.
     pub live: Option<DrainedMachine>,
-    /// The rules for its drain, when they are read with it.
+    /// The rules for its drain; only read together with `live`.
     pub rules: Option<DrainRules>,
     /// For how long the workload cluster has been unreachable.
     pub outage: Option<Duration>,
@@ -40,9 +40,9 @@ pub struct Observed {
 
 /// The InfraMachine of a Machine.
 pub enum Infra {
-    /// This one.
+    /// The Machine refers to this one.
     Found(Box<InfraMachine>),
-    /// It is gone.
+    /// It is deleted.
     Gone,
     /// It can't be read.
     Unreadable,
@@ -51,7 +51,7 @@ pub enum Infra {
 }
 
 impl Observed {
-    /// The InfraMachine, when it is there.
+    /// The InfraMachine, if it exists.
     pub fn infra(&self) -> Option<&InfraMachine> {
         match &self.infra {
             Infra::Found(infra) => Some(infra),
@@ -66,7 +66,7 @@ impl Observed {
     }
 }
 
-/// The fields of a deleted Machine that are read.
+/// The fields of a deleted Machine that the provider reads.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct DrainedMachine {
@@ -106,7 +106,7 @@ struct NodeReference {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct StatusDeletion {
-    /// Cluster API writes it since v1.14.
+    /// Set by Cluster API since v1.14.
     wait_for_pre_drain_hook_start_time: Option<Time>,
 }
 
@@ -121,7 +121,7 @@ struct LiveCondition {
 }
 
 impl LiveCondition {
-    /// Whether the condition says that Cluster API waits for a pre-drain hook, this one or another.
+    /// Whether the condition reports a wait for a pre-drain hook, this one or another.
     fn waits_for_pre_drain_hook(&self) -> bool {
         self.type_ == "Deleting" && self.status == "True" && self.reason == "WaitingForPreDrainHook"
     }
@@ -133,21 +133,21 @@ impl DrainedMachine {
         annotations.is_some_and(|all| all.contains_key(key))
     }
 
-    /// How long the drain may take: as long as Cluster API's own may, where the Machine says so. Zero is no
-    /// limit, as it is there.
+    /// The limit of the drain: Cluster API's own limit for the Machine, if set. As in Cluster API, zero is no
+    /// limit.
     fn limit(&self) -> Duration {
         let asked = self.spec.deletion.node_drain_timeout_seconds;
         let asked = asked.filter(|seconds| *seconds > 0).map(u64::from);
         asked.map_or(MAX_DRAIN, |seconds| MAX_DRAIN.min(Duration::from_secs(seconds)))
     }
 
-    /// When the drain has to be over, and how long it may take; `None` before Cluster API waits for the hook.
+    /// The deadline and the limit of the drain; `None` before Cluster API waits for the hook.
     fn deadline(&self) -> Option<(Timestamp, Duration)> {
         self.waiting_since().map(|since| self.limit_from(since))
     }
 
-    /// Since when Cluster API waits for the hook. Before v1.14 only the condition `Deleting` shows that; its
-    /// time is the start of the deletion, of which the hook is the first step.
+    /// Since when Cluster API has waited for the hook. Before v1.14 only the condition `Deleting` shows that.
+    /// Its time is the start of the deletion, because the hook is the first step.
     fn waiting_since(&self) -> Option<Timestamp> {
         let said = self.status.deletion.wait_for_pre_drain_hook_start_time.as_ref();
         let shown = || {
@@ -159,14 +159,15 @@ impl DrainedMachine {
         said.or_else(shown).map(|Time(since)| *since)
     }
 
-    /// When a drain that begins at `since` has to be over, and how long it may take.
+    /// The deadline and the limit of a drain that begins at `since`.
     fn limit_from(&self, since: Timestamp) -> (Timestamp, Duration) {
         let limit = self.limit();
         let time = SignedDuration::try_from(limit).unwrap_or(SignedDuration::MAX);
         (since.saturating_add(time).unwrap_or(Timestamp::MAX), limit)
     }
 
-    /// How long to wait for the volumes of a pod: no longer than Cluster API waits for those of the Node.
+    /// How long to wait for the volumes of a pod: at most as long as Cluster API waits for the Node's
+    /// volumes.
     fn bounded(&self, timeout: Duration) -> Duration {
         let asked = self.spec.deletion.node_volume_detach_timeout_seconds;
         let asked = asked.filter(|seconds| *seconds > 0).map(u64::from);
@@ -174,47 +175,46 @@ impl DrainedMachine {
     }
 }
 
-/// What to do about the hook of a Machine.
+/// The next step for the hook of a Machine.
 #[derive(Debug)]
 pub enum Plan<'a> {
-    /// Do nothing, at least until something changes.
+    /// Do nothing until a watched object changes.
     NoOp,
-    /// Do nothing before this much time has passed.
+    /// Do nothing for this long.
     Wait(Duration),
-    /// The hook is as it has to be: publish only the condition.
+    /// The hook is correct. Only publish the condition.
     Publish(Option<DrainCondition>),
     /// Set the hook on the Machine.
     SetHook,
-    /// The hook is taken away.
+    /// Remove the hook from the Machine.
     RemoveHook(End),
-    /// Cluster API waits: the Node's pods are evicted, in the workload cluster of this Cluster.
+    /// Cluster API waits. Evict the Node's pods, in the workload cluster of this Cluster.
     Drain(DrainTarget, &'a Cluster),
 }
 
-/// The Node whose pods are evicted.
+/// The Node to drain.
 #[derive(Clone, Debug)]
 pub struct DrainTarget {
     /// Its name.
     pub node: String,
-    /// Its providerID; a Node with another one belongs to another machine.
+    /// The machine's providerID. A Node with another providerID belongs to another machine.
     pub provider_id: String,
     /// How long to wait for the volumes of a pod.
     pub timeout: Duration,
     /// The last eviction, if any.
     pub last: Option<Eviction>,
-    /// When the whole drain has to be over.
+    /// The deadline of the whole drain.
     pub deadline: Timestamp,
-    /// The MachineDrainRules about its pods.
+    /// The MachineDrainRules for its pods.
     pub rules: DrainRules,
 }
 
-/// Plans what to do about the hook of a Machine.
+/// Plans the next step for the hook of a Machine.
 ///
 /// # Guarantees
-/// * The hook is set only where it is asked for, and never on a Machine that is being deleted: Cluster API
-///   may be past it.
-/// * Pods are evicted only while Cluster API says that it waits. It does not where it would not drain, such
-///   as when the whole Cluster is deleted.
+/// * The hook is set only on request, and never on a Machine in deletion. Cluster API may be past the hook.
+/// * Pods are evicted only while Cluster API reports that it waits. It does not wait if it would not drain,
+///   such as during the deletion of the whole Cluster.
 pub fn plan(observed: &Observed) -> Plan<'_> {
     let has_hook = super::has_hook(&observed.machine);
     let is_leaving = observed.machine.metadata.deletion_timestamp.is_some();
@@ -253,9 +253,9 @@ pub fn plan(observed: &Observed) -> Plan<'_> {
     }
 }
 
-/// Plans for a Machine whose InfraMachine another provider or replica manages, or that belongs to another
-/// Machine: the hook is removed when the longest time of a drain is over, since that replica may no longer
-/// exist. Where Cluster API does not report since when it waits, the time counts from the deletion.
+/// Plans for a Machine whose InfraMachine belongs to another provider, replica or Machine. The hook is
+/// removed after the longest possible drain, because that replica may no longer exist. If Cluster API does
+/// not report the start of its wait, the time counts from the deletion.
 fn remove_hook_in_the_end(observed: &Observed) -> Plan<'static> {
     let end = |machine: &DrainedMachine| {
         let Time(begun) = machine.metadata.deletion_timestamp.as_ref()?;
@@ -305,8 +305,8 @@ fn drain<'a>(observed: &'a Observed, infra: &InfraMachine, timeout: Duration) ->
     if observed.outage.is_some_and(|outage| outage >= MAX_OUTAGE) {
         return Plan::RemoveHook(End::Outage);
     }
-    // Cluster API finds a Node by the providerID alone, also by one that was never confirmed: it may be that
-    // of another machine.
+    // Cluster API finds a Node by the providerID alone, even if the driver never confirmed it. The Node may
+    // belong to another machine.
     if !identity::vm_state(infra).may_exist() {
         return Plan::RemoveHook(End::Skipped("the machine has no VM of its own"));
     }

@@ -1,5 +1,4 @@
-//! The writes: the condition of the drain and the record of the evicted pod, to the InfraMachine, and the
-//! hook, to the Machine.
+//! The writes: the condition and the record of the drain on the InfraMachine, and the hook on the Machine.
 
 use kube::api::Api;
 use serde_json::{Value, json};
@@ -15,7 +14,7 @@ use crate::api::wall_clock;
 use crate::api::{ObjectMetaExt as _, annotations, conditions};
 use crate::apiserver::{Error, NewEvent, patch_annotations, patch_metadata, publish_status};
 
-/// Publishes the condition of the drain on the InfraMachine of a Machine, if it has one; without a report,
+/// Publishes the condition of the drain on the InfraMachine of a Machine, if it exists. Without a report,
 /// removes the condition.
 pub async fn publish(
     observed: &Observed,
@@ -53,8 +52,8 @@ pub async fn record_failure(infra: &InfraMachine, ctx: &Context, event: NewEvent
     ctx.events.record_failure(infra, &driver, condition, event).await;
 }
 
-/// Patches the record of the evicted pod, on the resource version that the plan was made from, and returns
-/// the InfraMachine as written.
+/// Patches the record of the evicted pod, on the planned resource version, and returns the InfraMachine as
+/// written.
 pub async fn record(infra: &InfraMachine, ctx: &Context, eviction: &Eviction) -> Result<InfraMachine, Error> {
     let action = "patching the annotation volume-drain-eviction";
     let text = serde_json::to_string(eviction).map_err(|source| Error::Encode { action, source })?;
@@ -65,7 +64,7 @@ pub async fn record(infra: &InfraMachine, ctx: &Context, eviction: &Eviction) ->
     patch_annotations(&ctx.client, infra, &metadata, action).await
 }
 
-/// Patches the hook of this very Machine; returns whether that is permitted.
+/// Patches the hook of the Machine with this UID. Returns whether that is permitted.
 pub async fn write_hook(observed: &Observed, ctx: &Context, value: &Value) -> Result<bool, Error> {
     let (namespace, name, uid) = observed.machine_names();
     let body = json!({"metadata": {

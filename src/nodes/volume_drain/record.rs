@@ -1,6 +1,6 @@
-//! The last eviction, as an annotation of the InfraMachine records it. The annotation is written before the
-//! eviction, so that no crash evicts the next pod too soon, and into the metadata, so that `clusterctl move`
-//! takes it along. Pure.
+//! The last eviction, recorded in an annotation of the InfraMachine. The annotation is written before the
+//! eviction, so that the next pod is not evicted too soon after a crash. It is in the metadata, so that
+//! `clusterctl move` moves it. Pure.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use crate::api::annotations;
 use crate::api::v1alpha1::InfraMachine;
 
-/// The most volumes that a drain waits for at a time. A cache keeps no longer annotation.
+/// The most volumes that a drain waits for at a time. The cache drops longer annotations.
 pub const MAX_VOLUMES: usize = 24;
 /// The most characters of a pod's namespace and name.
 const MAX_NAME: usize = 180;
@@ -24,20 +24,20 @@ pub struct Eviction {
     pub pod: String,
     /// The pod's UID.
     pub uid: String,
-    /// When the eviction was asked for.
+    /// When the eviction was requested.
     pub evicted_at: Timestamp,
-    /// How long the pod may take to end.
+    /// The termination grace period of the pod.
     pub grace_seconds: u32,
-    /// Whether the API server refused the eviction, though its dry run had let the pod pass.
+    /// Whether the API server refused the eviction after its dry run had succeeded.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub refused: bool,
-    /// The hashes of the names under which `node.status.volumesAttached` had its volumes. A name may be
-    /// hundreds of characters long.
+    /// The hashes of its volumes' names in `node.status.volumesAttached`. A name may be hundreds of
+    /// characters long.
     pub volumes: Vec<String>,
 }
 
 impl Eviction {
-    /// An eviction of a pod, with those of its volumes that are attached to its Node.
+    /// An eviction of a pod, with its volumes that are attached to its Node.
     pub fn new(pod: &str, uid: &str, evicted_at: Timestamp, grace_seconds: u32, attached: &[&str]) -> Self {
         Self {
             pod: pod.chars().take(MAX_NAME).collect(),
@@ -49,7 +49,7 @@ impl Eviction {
         }
     }
 
-    /// The same eviction, refused by the API server.
+    /// The same eviction, marked as refused by the API server.
     pub fn refused(self) -> Self {
         Self {
             refused: true,
@@ -57,8 +57,8 @@ impl Eviction {
         }
     }
 
-    /// Parses the annotation. One that this provider did not write is ignored: the next pod is evicted
-    /// without a wait.
+    /// Parses the annotation. A malformed annotation is ignored, and the next pod is then evicted without a
+    /// wait.
     pub fn of(infra: &InfraMachine) -> Option<Self> {
         let annotations = infra.metadata.annotations.as_ref()?;
         serde_json::from_str(annotations.get(annotations::VOLUME_DRAIN_EVICTION)?).ok()
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
     use crate::api::v1alpha1::InfraMachineSpec;
 
-    /// What a cache does not keep is lost to the next reconcile.
+    /// The next reconcile has only the annotations that the cache keeps.
     #[test]
     fn the_largest_record_is_kept_by_the_cache_and_read_again() {
         let names: Vec<_> = (0..100).map(|n| format!("{}{n}", "v".repeat(300))).collect();

@@ -1,4 +1,4 @@
-//! The conditions and events of a machine about its volume drain. Pure.
+//! The condition and the events of a machine's volume drain. Pure.
 
 use jiff::Timestamp;
 
@@ -18,13 +18,13 @@ const MAX_NAMED: usize = 8;
 /// The contents of the condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DrainCondition {
-    /// Whether all volumes have left.
+    /// The status: whether all volumes have left.
     pub state: ConditionStatus,
-    /// In a word.
+    /// The reason.
     pub reason: String,
-    /// In words.
+    /// The message.
     pub message: String,
-    /// Whether it is worth a warning, when it is new.
+    /// Whether a new condition with this reason is a warning.
     pub is_warning: bool,
 }
 
@@ -59,7 +59,7 @@ pub fn invalid(opt_in: &OptIn) -> Option<DrainCondition> {
     Some(DrainCondition::warning(reason::INVALID_VOLUME_DRAIN, message))
 }
 
-/// The condition when the Machine may not be written.
+/// The condition if the provider may not write the Machine.
 pub fn hook_not_permitted(machine: &str, is_to_be_set: bool) -> DrainCondition {
     let message = if is_to_be_set {
         format!(
@@ -92,13 +92,13 @@ pub fn waiting(waiting: &Waiting) -> DrainCondition {
     DrainCondition::progress(reason::WAITING_FOR_VOLUMES, message)
 }
 
-/// The condition when a pod is evicted now.
+/// The condition when a pod is being evicted.
 pub fn evicting(pod: &str, left: usize) -> DrainCondition {
     let message = format!("evicting pod {pod}; {left} pods with volumes remain, including this one");
     DrainCondition::progress(reason::WAITING_FOR_VOLUMES, message)
 }
 
-/// The condition when no pod may be evicted now.
+/// The condition when no pod can be evicted now.
 pub fn blocked(pod: &str, why: &str, left: usize) -> DrainCondition {
     let message =
         format!("cannot evict any of the {left} remaining pods with volumes; the first, {pod}: {why}");
@@ -135,7 +135,7 @@ pub fn timed_out(waiting: &Waiting) -> NewEvent {
     }
 }
 
-/// The condition of how the drain ended; `None` where there is nothing to publish.
+/// The condition at the end of the drain; `None` if there is nothing to publish.
 pub fn ended(end: &End) -> Option<DrainCondition> {
     let left = "Cluster API drains the Node by itself";
     Some(match end {
@@ -183,7 +183,7 @@ fn named(volumes: &[String]) -> String {
     text
 }
 
-/// Whether a machine shows how its volumes are drained.
+/// Whether a machine's status shows a volume drain.
 pub fn is_shown(infra: &InfraMachine) -> bool {
     shown(infra).is_some()
 }

@@ -1,4 +1,4 @@
-//! Chooses which pod of a Node is evicted next, and whether it is time. Pure.
+//! Chooses the next pod of a Node to evict, and decides whether the eviction is due. Pure.
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ pub struct Pod {
     pub claims: Vec<String>,
     /// Its priority.
     pub priority: i32,
-    /// How long it may take to end.
+    /// Its termination grace period.
     pub grace_seconds: u32,
-    /// Whether it is never evicted: a DaemonSet's pod, a static one, one that Cluster API skips.
+    /// Whether it is never evicted: the pod of a DaemonSet, a static pod, or a pod that Cluster API skips.
     pub is_excluded: bool,
     /// Whether it is being deleted.
     pub is_leaving: bool,
@@ -41,43 +41,43 @@ impl Pod {
 /// The next step of a drain.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step<'a> {
-    /// No pod with volumes is left to be evicted.
+    /// No pod with volumes is left to evict.
     Done(PreviousEviction),
-    /// The volumes of the pod that was evicted last have not left the Node.
+    /// The volumes of the last evicted pod have not left the Node.
     Wait(Waiting),
-    /// Evict the first of these that may be evicted.
+    /// Evict the first of these pods whose eviction is allowed.
     Evict(Vec<&'a Pod>, PreviousEviction),
 }
 
 /// How the last eviction ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PreviousEviction {
-    /// There was none, or its volumes have left.
+    /// Its volumes have left, or there was no eviction.
     Left,
-    /// The drain no longer waits for it.
+    /// The drain no longer waits for its volumes.
     TimedOut(Waiting),
 }
 
-/// What an eviction waits for.
+/// The wait for the last evicted pod and its volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// The pod that was evicted.
+    /// The evicted pod.
     pub pod: String,
-    /// Whether it is still there.
+    /// Whether the pod still exists.
     pub is_there: bool,
-    /// Its volumes that are attached to the Node.
+    /// The pod's volumes that are attached to the Node.
     pub volumes: Vec<String>,
-    /// When the drain stops waiting for it.
+    /// When the drain stops waiting.
     pub until: Timestamp,
-    /// How many pods come after it.
+    /// The number of pods left after it.
     pub left: usize,
 }
 
-/// The next step for a Node with these volumes and these running pods with claims.
+/// Returns the next step for a Node with these attached volumes and these running pods with claims.
 ///
 /// # Guarantees
-/// No pod is evicted before the one that was evicted last is gone and its volumes are detached, or the time
-/// for that is over (CTL-05).
+/// No pod is evicted until the last evicted pod is gone and its volumes are detached, or until the time for
+/// that is over (CTL-05).
 pub fn step<'a>(
     attached: &[String],
     pods: &'a [Pod],
@@ -86,7 +86,7 @@ pub fn step<'a>(
     now: Timestamp,
 ) -> Step<'a> {
     let mut next: Vec<_> = pods.iter().filter(|pod| pod.is_to_be_evicted()).collect();
-    // The most important pod is back first.
+    // The most important pod goes first, and so is back first.
     next.sort_by_key(|pod| (-i64::from(pod.priority), &pod.namespace, &pod.name));
     // All other pods come before a pod whose eviction was refused.
     let refused = last.filter(|last| last.refused);
@@ -113,8 +113,7 @@ pub fn step<'a>(
     }
 }
 
-/// What the last eviction waits for, if anything. An eviction that was recorded and not carried out is not
-/// awaited.
+/// The wait for the last eviction, if any. A recorded eviction that was not carried out is not awaited.
 fn awaited(attached: &[String], pods: &[Pod], last: &Eviction, timeout: Duration) -> Option<Waiting> {
     let pod = pods.iter().find(|pod| pod.uid == last.uid);
     if pod.is_some_and(|pod| !pod.is_leaving) {
@@ -135,7 +134,7 @@ fn awaited(attached: &[String], pods: &[Pod], last: &Eviction, timeout: Duration
     })
 }
 
-/// The claims of a pod that no other pod of the Node uses: the volumes of the others stay attached.
+/// The claims of a pod that no other pod of the Node uses. Shared volumes stay attached.
 pub fn claims_of_its_own<'a>(pod: &'a Pod, pods: &[Pod]) -> Vec<&'a str> {
     let is_shared = |claim: &String| {
         pods.iter().any(|other| {
@@ -247,7 +246,7 @@ mod tests {
         );
     }
 
-    /// The process was killed in between.
+    /// The process was killed between the record and the eviction.
     #[test]
     fn an_eviction_that_was_written_down_and_not_made_is_made() {
         let (last, pods) = (evicted("a", 0, &["v-a"]), ["a", "b"].map(pod));
@@ -255,7 +254,7 @@ mod tests {
         assert_eq!(names(&step), ["a", "b"]);
     }
 
-    /// Pods whose evictions are refused each time do not hold up those after them.
+    /// Pods whose evictions are always refused must not block the pods after them.
     #[test]
     fn an_eviction_that_was_refused_is_tried_again_after_all_others() {
         let pods = ["a", "b", "c"].map(pod);

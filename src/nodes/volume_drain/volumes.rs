@@ -1,13 +1,13 @@
-//! The names under which `node.status.volumesAttached` lists a PersistentVolume. Pure.
+//! The names of a PersistentVolume in `node.status.volumesAttached`. Pure.
 
 use serde_json::Value;
 
-/// The longest name and id that are compared: a workload cluster may send any, and each is compared with
-/// each.
+/// The longest compared name or id. A workload cluster may send any length, and each name is compared with
+/// each id.
 const MAX_NAME_BYTES: usize = 1024;
-/// The shortest id that is looked for in a name: a shorter one would be found in names of others.
+/// The shortest id that is compared: a shorter id would match names of other volumes.
 const MIN_ID: usize = 3;
-/// Volume sources older than CSI, and the field of each with the volume's id.
+/// Volume sources older than CSI, each with the field for the volume's id.
 const IN_TREE: [(&str, &str); 6] = [
     ("awsElasticBlockStore", "volumeID"),
     ("azureDisk", "diskURI"),
@@ -17,8 +17,8 @@ const IN_TREE: [(&str, &str); 6] = [
     ("vsphereVolume", "volumePath"),
 ];
 
-/// The attached volumes that belong to PersistentVolumes of these specs, by the ids that the driver found in
-/// the specs, or by Kubernetes' own names for them.
+/// The attached volumes that belong to PersistentVolumes with these specs. They match by the ids that the
+/// driver found in the specs, or by Kubernetes' own names for them.
 pub fn attached<'a>(attached: &'a [String], specs: &[Value], ids: &[String]) -> Vec<&'a str> {
     let of_specs = specs.iter().flat_map(ids_of);
     let of_driver = ids.iter().map(String::as_str);
@@ -31,7 +31,7 @@ pub fn attached<'a>(attached: &'a [String], specs: &[Value], ids: &[String]) -> 
     attached.iter().filter(is_ours).map(String::as_str).collect()
 }
 
-/// A name or an id as it is compared: back ends take upper and lower case for the same.
+/// A name or id in the compared form: back ends treat upper and lower case as equal.
 fn comparable(name: impl AsRef<str>) -> Option<String> {
     let name = name.as_ref();
     (name.len() <= MAX_NAME_BYTES).then(|| name.to_lowercase())
@@ -58,7 +58,7 @@ fn ids_of(spec: &Value) -> impl Iterator<Item = &str> {
         .map(|id| id.rsplit('/').next().unwrap_or(id))
 }
 
-/// Whether a name has an id as a whole, both [`comparable`]: `vol-1` is neither in `vol-12` nor in
+/// Whether a name contains an id as a whole word, both [`comparable`]: `vol-1` is neither in `vol-12` nor in
 /// `my-vol-1`.
 fn is_named_by(name: &str, id: &str) -> bool {
     if id.len() < MIN_ID {
@@ -105,8 +105,8 @@ mod tests {
         assert_eq!(attached(&on_node, &[spec], &[]), [&on_node[0], &on_node[1]]);
     }
 
-    /// The names that the plugins of Kubernetes gave, and those that their volumes have since they are CSI
-    /// drivers' (k8s.io/csi-translation-lib), each beside one that is another volume's.
+    /// The names from Kubernetes' old plugins, and the names of the same volumes with CSI drivers
+    /// (k8s.io/csi-translation-lib). Each is next to a name of another volume.
     #[test]
     fn a_volume_of_every_kind_of_before_csi_has_the_names_that_kubernetes_gives_it() {
         const DISK: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/disks/pvc-1";
@@ -183,7 +183,7 @@ mod tests {
         }
     }
 
-    /// CTL-05: what only the driver can read.
+    /// CTL-05: ids that only the driver can find.
     #[test]
     fn the_ids_of_the_driver_count_as_whole_words_whatever_their_case() {
         let on_node = names(&[

@@ -1,5 +1,5 @@
-//! The Node and its pods in the workload cluster. Everything that is read of them is bounded: the workload
-//! cluster is its user's.
+//! The Node and its pods in the workload cluster. All reads are bounded, because the workload cluster is not
+//! trusted.
 
 mod node;
 mod pods;
@@ -22,16 +22,16 @@ use super::step::{Pod, PreviousEviction, Step, Waiting, step};
 use crate::apiserver::leadership::Leadership;
 use crate::nodes::workload_cluster::{Answer, Connection, Unreachable};
 
-/// The most pods that are tried in one reconcile while budgets forbid to evict them.
+/// The most pods that are tried in one reconcile while budgets forbid their eviction.
 const MAX_TRIED: usize = 32;
-/// The fewest pods that are tried: the most important one, and two of the others.
+/// The fewest pods that are tried: the most important pod, and two others.
 const MIN_TRIED: usize = 3;
-/// For how long the pods of one reconcile are tried. A connection that takes its whole time counts as an
-/// outage, and an API server that is slow to refuse is not away.
+/// How long the pods of one reconcile are tried. A connection that takes its whole time counts as an outage,
+/// but a slow API server is not down.
 const MAX_TRYING: Duration = Duration::from_secs(3);
-/// For how long the same pods are tried.
+/// How long the same pods are tried.
 const SECONDS_A_ROUND: i64 = 10;
-/// The most characters of the API server's message about an eviction that are shown.
+/// The most characters of the API server's message about an eviction in a message.
 const MAX_SHOWN: usize = 256;
 
 /// The state of a Node, and the next step.
@@ -39,30 +39,30 @@ const MAX_SHOWN: usize = 256;
 pub enum DrainObservation {
     /// The Node does not exist.
     NoNode,
-    /// The Node belongs to another machine: its providerID.
+    /// The Node belongs to another machine, with this providerID.
     ForeignNode(Option<String>),
-    /// The kubelet is silent: no pod would end, and no volume be detached.
+    /// The kubelet does not report, so no pod would end, and no volume would be detached.
     SilentNode,
     /// The Node changed in the meantime, or this replica no longer leads.
     Raced,
-    /// No pod with volumes is left to be evicted.
+    /// No pod with volumes is left to evict.
     Done(PreviousEviction),
     /// The drain waits for the last evicted pod.
     Waiting(Waiting),
-    /// No pod may be evicted now.
+    /// No pod can be evicted now.
     Blocked {
-        /// The first of them.
+        /// The first pod.
         pod: String,
-        /// Why not.
+        /// The cause.
         why: String,
-        /// How many there are.
+        /// The number of pods left.
         left: usize,
     },
-    /// This pod may be evicted.
+    /// This pod can be evicted.
     Next(Next),
 }
 
-/// A pod that may be evicted.
+/// The next pod to evict.
 #[derive(Debug)]
 pub struct Next {
     /// The pod.
@@ -71,7 +71,7 @@ pub struct Next {
     pub specs: Vec<Value>,
     /// The volumes that are attached to its Node.
     pub attached: Vec<String>,
-    /// How many pods are left, with it.
+    /// The number of pods left, including this pod.
     pub left: usize,
     /// How the last eviction ended.
     pub before: PreviousEviction,
@@ -80,16 +80,16 @@ pub struct Next {
 /// The result of an eviction.
 #[derive(Debug)]
 pub enum EvictionResult {
-    /// The pod is on its way out, or gone.
+    /// The pod is terminating, or gone.
     Accepted,
-    /// Refused, for now or for good: why.
+    /// Refused, temporarily or permanently, for this reason.
     Refused(String),
 }
 
 /// Cordons the Node, and finds the next pod to evict.
 ///
 /// # Errors
-/// The workload cluster can't be reached, or refuses.
+/// The workload cluster cannot be reached, or refuses.
 pub async fn observe(
     connection: &Connection,
     target: &DrainTarget,
@@ -143,8 +143,8 @@ pub async fn observe(
     })
 }
 
-/// The pods that are tried in one reconcile: always the first candidate, and others that begin elsewhere in
-/// each round. Each pod is tried in the end, however many pods budgets protect.
+/// The pods that are tried in one reconcile: always the first candidate, and others from an offset that
+/// changes with each round. So each pod is tried eventually, however many pods budgets protect.
 fn tried<T>(candidates: &[T], now: jiff::Timestamp) -> impl Iterator<Item = &T> {
     let round = usize::try_from(now.as_second() / SECONDS_A_ROUND).unwrap_or_default();
     let (first, others) = candidates.split_at(candidates.len().min(1));
@@ -155,16 +155,16 @@ fn tried<T>(candidates: &[T], now: jiff::Timestamp) -> impl Iterator<Item = &T> 
     first.iter().chain(others.take(MAX_TRIED - 1))
 }
 
-/// Whether the request is a dry run, which only says whether the eviction might be made.
+/// Whether the request is a dry run, which only tests whether the eviction is allowed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum DryRun {
     /// Nothing is evicted.
     Yes,
-    /// The eviction is made.
+    /// The pod is evicted.
     No,
 }
 
-/// Evicts this very pod, if PodDisruptionBudgets and admission let it.
+/// Evicts the pod with this UID, if PodDisruptionBudgets and admission allow it.
 ///
 /// # Errors
 /// The workload cluster can't be reached, or refuses.
@@ -191,7 +191,7 @@ pub async fn evict(
     let answer = connection.send(request).await?;
     match answer.code {
         StatusCode::OK | StatusCode::CREATED | StatusCode::NOT_FOUND => Ok(EvictionResult::Accepted),
-        // A budget, several budgets, another pod of the name, or admission.
+        // A budget, several budgets, another pod with the same name, or admission.
         StatusCode::TOO_MANY_REQUESTS
         | StatusCode::INTERNAL_SERVER_ERROR
         | StatusCode::CONFLICT
@@ -233,8 +233,8 @@ mod tests {
 
     const PROVIDER_ID: &str = "sim://1";
 
-    /// An API server whose Node has many pods. A budget keeps each pod, and each refusal takes this long.
-    /// With the number of evictions that it was asked for.
+    /// An API server whose Node has many pods. A budget protects each pod, and each refusal takes this long.
+    /// Also returns the number of requested evictions.
     fn refusing_after(time: Duration) -> (Connection, Arc<AtomicUsize>) {
         let asked = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&asked);
@@ -275,8 +275,8 @@ mod tests {
         (Connection::new(Client::new(service, "default")), asked)
     }
 
-    /// A connection that takes longer leads to a back-off for all machines of the Cluster, and then to an
-    /// outage, which ends the drain.
+    /// A slower connection leads to a back-off for all machines of the Cluster, and then to an outage, which
+    /// ends the drain.
     #[tokio::test(start_paused = true)]
     async fn an_api_server_that_is_slow_to_refuse_evictions_is_left_before_that_counts_as_an_outage() {
         let target = DrainTarget {
@@ -289,7 +289,7 @@ mod tests {
         };
         for (refuses_after, tried) in [
             (Duration::from_millis(300), 10),
-            // As many as have to be, although two take their time.
+            // The minimum number of pods, although two refusals take longer than the limit.
             (Duration::from_millis(1600), MIN_TRIED),
         ] {
             let (connection, asked) = refusing_after(refuses_after);

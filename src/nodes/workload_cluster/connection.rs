@@ -1,5 +1,5 @@
-//! Requests to an API server that may be hostile: an answer is read up to a size limit, only as far as it is
-//! used, and never quoted.
+//! Requests to an API server that may be hostile. A response is read only up to a size limit and only as far
+//! as it is needed, and is never quoted.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use serde::Deserialize;
 
 use super::{Dial, InvalidKubeconfig, Unreachable, kubeconfig};
 
-/// The most bytes of one answer. A Node is some tens of KiB.
+/// The most bytes of one response. A Node has some tens of KiB.
 const MAX_BYTES: usize = 1 << 20;
 
 /// A client of one workload cluster, for one reconcile.
 pub struct Connection(Client);
 
-/// What the API server answered.
+/// A response of the API server.
 #[derive(Debug)]
 pub struct Answer {
     /// The HTTP status.
@@ -49,7 +49,7 @@ impl Connection {
     /// Sends a request and reads the answer, whatever its status.
     ///
     /// # Errors
-    /// No answer came, or the answer is too large.
+    /// No response came, or it is too large.
     pub async fn send(&self, request: Request<Vec<u8>>) -> Result<Answer, Unreachable> {
         let response = self.0.send(request.map(Body::from)).await;
         let (head, body) = response
@@ -66,7 +66,7 @@ impl Connection {
 }
 
 impl Answer {
-    /// The answer as a refusal: the code and Kubernetes' reason. The message is left out, since it may be
+    /// The response as a refusal: the code and Kubernetes' reason. The message is left out, since it may be
     /// anything.
     pub fn refusal(&self) -> Unreachable {
         #[derive(Default, Deserialize)]

@@ -1,5 +1,5 @@
-//! Parses a kubeconfig from a Secret, which any user with rights in its namespace may have written: it may
-//! name a server and credentials, and nothing of the machine that this process runs on.
+//! Parses a kubeconfig from a Secret. Any user with rights in its namespace may have written it. So it may
+//! name a server and credentials, but no resource of the provider's own host.
 
 use std::str::Utf8Error;
 
@@ -9,8 +9,8 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_saphyr::budget::BudgetBreach;
 use tower::BoxError;
 
-/// The largest kubeconfig that is parsed. One with certificates has some KiB, and parsed YAML takes many
-/// times as much memory as its text.
+/// The largest kubeconfig that is parsed. A kubeconfig with certificates has some KiB, and parsed YAML takes
+/// many times the memory of its text.
 const MAX_BYTES: usize = 256 * 1024;
 
 /// Why a kubeconfig can't be used.
@@ -19,7 +19,7 @@ pub enum InvalidKubeconfig {
     /// Parsing it would take much memory.
     #[error("the kubeconfig has {0} bytes; the limit is {MAX_BYTES}")]
     TooLarge(usize),
-    /// An anchor that is referred to again and again would be copied each time.
+    /// An anchor with many references would be copied for each of them.
     #[error("the kubeconfig has a YAML anchor, which is not supported: write the value out")]
     Anchor,
     /// It is not text.
@@ -32,7 +32,7 @@ pub enum InvalidKubeconfig {
     /// It names no usable cluster or credentials.
     #[error(transparent)]
     Unusable(BoxError),
-    /// It refers to a resource of the provider's own machine.
+    /// It refers to a resource of the provider's own host.
     #[error(
         "{0} is not allowed in the kubeconfig: the provider reads no files, runs no programs and uses no \
             proxy"
@@ -49,7 +49,7 @@ pub(super) async fn config(document: &[u8]) -> Result<Config, InvalidKubeconfig>
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
     let mut config = config.map_err(|error| InvalidKubeconfig::Unusable(error.into()))?;
     config.default_retry = false;
-    // A proxy of this process's environment, which no tenant may learn of.
+    // A proxy from this process's environment must stay hidden from tenants.
     config.proxy_url = None;
     // The deadline of the connection covers the handshake too.
     config.connect_timeout = None;
@@ -58,7 +58,7 @@ pub(super) async fn config(document: &[u8]) -> Result<Config, InvalidKubeconfig>
     Ok(config)
 }
 
-/// Parses as [`Kubeconfig::from_yaml`] does, within limits that it has no parameter for.
+/// Parses as [`Kubeconfig::from_yaml`] does, with additional limits.
 fn parse(document: &[u8]) -> Result<Kubeconfig, InvalidKubeconfig> {
     if document.len() > MAX_BYTES {
         return Err(InvalidKubeconfig::TooLarge(document.len()));
@@ -143,7 +143,7 @@ mod tests {
         ErrorChain(&config(document.as_bytes()).await.unwrap_err()).to_string()
     }
 
-    /// Else a tenant could read the provider's files, or run a program in its container.
+    /// Otherwise a tenant could read the provider's files, or run a program in its container.
     #[tokio::test]
     async fn a_kubeconfig_that_names_a_file_or_a_program_is_refused_and_names_the_field() {
         let (server, token) = (json!({"server": "https://127.0.0.1:1"}), json!({"token": "t"}));
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    /// Else a Secret of 1 MiB takes 64 MiB of the provider's memory, at each connection.
+    /// Otherwise a Secret of 1 MiB takes 64 MiB of the provider's memory, at each connection.
     #[tokio::test]
     async fn a_kubeconfig_that_is_large_or_expands_when_it_is_parsed_is_refused_and_says_what_is_wrong() {
         let token = "t".repeat(1000);

@@ -1,4 +1,4 @@
-//! Requests to a workload cluster by names that its user chooses.
+//! Requests to a workload cluster for objects whose names its user chooses.
 
 use http::StatusCode;
 use kube::api::GetParams;
@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use super::{Connection, Unreachable};
 
-/// Whether a name may stand in a path.
+/// Whether a name may be part of a path.
 pub fn is_name(text: &str) -> bool {
     let fits = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || "-.".contains(letter);
     !text.is_empty() && text.len() <= 253 && text.chars().all(fits) && !text.starts_with('.')
@@ -37,7 +37,7 @@ pub async fn text(connection: &Connection, path: &str, name: &str) -> Result<Opt
     }
 }
 
-/// Parses an answer. The error leaves out the parser's message, which would quote the answer.
+/// Parses a response. The error omits the parser's message, which would quote the response.
 pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T, Unreachable> {
     serde_json::from_str(text).map_err(|_quotes| Unreachable::NotAnApiServer)
 }

@@ -1,4 +1,4 @@
-//! Each rule by itself. What follows from all of them together is in [`interleavings`].
+//! Each rule alone. [`interleavings`] tests all rules together.
 
 mod interleavings;
 
@@ -34,7 +34,7 @@ fn vm(name: &str, id: &str) -> ListedMachine {
     }
 }
 
-/// A machine of Cluster `c` with the identity `id` and, where it is given, a VM.
+/// A machine of Cluster `c` with the identity `id` and, if given, a VM.
 fn machine(name: &str, id: &str, provider_id: Option<&str>) -> LiveMachine {
     LiveMachine {
         key: NamespacedName::new("ns", name),
@@ -72,12 +72,12 @@ fn live(machines: Vec<LiveMachine>) -> Live {
     Live::new(machines, &[infra_cluster(|_| {})], &[cluster(|_| {})], true)
 }
 
-/// One list after the other, seconds after the start.
+/// A sequence of lists, with times in seconds after the start.
 struct Passes {
     start: Instant,
     observations: Observations,
     policy: DeletionPolicy,
-    /// The identities whose end was seen.
+    /// The identities whose deletion was observed.
     observed_deletion: Vec<&'static str>,
 }
 
@@ -142,12 +142,12 @@ fn a_vm_without_a_machine_is_an_orphan_when_two_lists_far_enough_apart_have_it()
         );
     }
     assert_eq!(passes.classify(600, &vms, &live), [Finding::Orphan(vec![])]);
-    // One that was away in between is counted anew.
+    // A VM that was missing in between is counted again from the start.
     assert_eq!(passes.classify(601, &[], &live), []);
     assert_eq!(passes.classify(602, &vms, &live), [Finding::SeenOnce]);
 }
 
-/// The first list may be as late as the second: without time in between they are one scan.
+/// The first list may be as late as the second. Without time in between they count as one scan.
 #[test]
 fn two_lists_at_the_same_time_are_one_sighting() {
     let (mut passes, live) = (passes(), live(vec![]));
@@ -158,7 +158,7 @@ fn two_lists_at_the_same_time_are_one_sighting() {
     assert_eq!(passes.classify(1, &vms, &live), [Finding::Orphan(vec![])]);
 }
 
-/// Where a list of the scope failed, that a VM is not in the others says nothing.
+/// If a list of the scope failed, a VM's absence from the other lists proves nothing.
 #[test]
 fn a_pass_that_lacks_a_list_forgets_nothing() {
     let (mut passes, live) = (passes(), live(vec![]));
@@ -236,7 +236,7 @@ fn the_vm_of_a_half_done_create_is_owned_also_where_only_its_name_tells() {
     ));
 }
 
-/// CTL-GS-11, CLI-GS-11: where GetMachineStatus answers OUT_OF_RANGE, these are the VMs.
+/// CTL-GS-11, CLI-GS-11: GetMachineStatus answers OUT_OF_RANGE for these VMs.
 #[test]
 fn a_second_vm_of_a_machine_is_a_duplicate_and_never_deleted() {
     let mut second = vm("n", "m");
@@ -368,7 +368,7 @@ fn nothing_is_concluded_while_a_cluster_is_paused_or_moved_and_counting_begins_a
     }
 }
 
-/// Each guard is what alone keeps a VM in some situation: without it, nothing would.
+/// Each guard is necessary: in some situation, no other guard keeps the VM.
 #[test]
 fn each_hold_is_in_some_situation_the_only_one() {
     let changed = |change: fn(&mut ListedMachine)| {

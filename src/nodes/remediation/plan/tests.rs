@@ -16,7 +16,7 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
-/// A remediation of a Machine that is unhealthy, whose VM may be restarted, and all around it.
+/// A remediation of an unhealthy Machine whose VM may be restarted, with all related objects.
 #[derive(Debug)]
 struct World {
     remediation: InfraMachineRemediation,
@@ -117,7 +117,7 @@ impl World {
         plan(&self.remediation, &observed)
     }
 
-    /// Phase, reason, and whether it is the owner's turn.
+    /// The phase, the reason, and whether the owner must remediate.
     #[track_caller]
     fn outcome(&self, now: i64) -> (RemediationPhase, String, bool) {
         match self.plan(now) {
@@ -169,7 +169,7 @@ fn a_vm_is_restarted_so_often_each_time_when_its_node_has_had_its_time_and_then_
     }
 }
 
-/// A crash after the note, or a move: the restart counts, whether or not it was made.
+/// After a crash or a move right after the record: the restart counts, whether or not it was made.
 #[test]
 fn a_restart_that_is_written_down_and_not_shown_gets_its_time_and_is_shown() {
     let unshown = world().restarted(1, CREATED);
@@ -188,7 +188,8 @@ fn a_restart_that_is_written_down_and_not_shown_gets_its_time_and_is_shown() {
     assert_eq!(shown.plan(CREATED + 1), Plan::Later(left));
 }
 
-/// A clock that was set back, a move from a host whose clock is ahead, an annotation of a user.
+/// Possible causes: the clock was set back, a move came from a host whose clock is ahead, or a user set the
+/// annotation.
 #[test]
 fn a_restart_that_is_recorded_for_later_counts_and_gives_its_node_no_time() {
     for ahead in [31, 1_000_000, 253_402_000_000 - CREATED] {
@@ -202,13 +203,13 @@ fn a_restart_that_is_recorded_for_later_counts_and_gives_its_node_no_time() {
         Plan::Restart(_) => None,
         other => panic!("{other:?}"),
     };
-    // Clocks differ by so much: it gets that much longer, and no write is made.
+    // Clocks may differ by this much. The Node gets that much longer, without a write.
     let whole = Some(Requeue::After(Duration::from_mins(1)));
     assert_eq!(left(CREATED + 30, CREATED), whole);
     assert_eq!(left(CREATED + 30, CREATED + 30 + TIMEOUT), None);
 }
 
-/// Each would have as many restarts.
+/// Otherwise each remediation would have its own limit of restarts.
 #[test]
 fn of_the_remediations_of_a_machine_only_the_one_of_its_name_restarts_its_vm() {
     let mut second = world();
@@ -285,7 +286,7 @@ fn nothing_is_done_for_what_goes_or_is_well_or_is_replaced_already() {
     assert_eq!(moving.plan(now), Plan::Later(Requeue::OnChange));
 }
 
-/// Only a VM that this provider has made, and that is up.
+/// Only VMs that this provider created, and that are provisioned.
 #[test]
 fn what_has_no_vm_of_its_own_is_not_restarted_and_is_left_to_its_owner_after_a_while() {
     let mut worlds = [world(), world(), world(), world(), world(), world()];
@@ -340,7 +341,7 @@ fn a_driver_that_cannot_restart_leaves_the_machine_to_its_owner_and_one_that_is_
     assert_eq!(of(away).outcome(now), waiting_for("Unavailable"));
 }
 
-/// The MachineHealthCheck may be about to find it healthy.
+/// The MachineHealthCheck may be about to find the Machine healthy.
 #[test]
 fn a_machine_whose_node_has_just_come_back_is_not_left_to_its_owner() {
     let end = CREATED + TIMEOUT;
@@ -362,7 +363,7 @@ fn a_machine_whose_node_has_just_come_back_is_not_left_to_its_owner() {
     );
 }
 
-/// A Machine with these conditions: what its MachineHealthCheck says, and since when its Node is healthy.
+/// A Machine with the condition of its MachineHealthCheck, and the time since when its Node is healthy.
 fn with_conditions(world: World, check: Option<&str>, healthy_since: Option<i64>) -> World {
     let check = check.map(|status| json!({"type": "HealthCheckSucceeded", "status": status}));
     let node = healthy_since.map(
@@ -372,7 +373,7 @@ fn with_conditions(world: World, check: Option<&str>, healthy_since: Option<i64>
     world.machine("/status/conditions", json!(conditions))
 }
 
-/// A Node that came back just before its time was over is as good as one that came back before the last time.
+/// It makes no difference whether the Node came back just before this timeout or before the last one.
 #[test]
 fn a_vm_whose_node_has_just_come_back_is_not_restarted_again() {
     let end = CREATED + TIMEOUT;
@@ -384,7 +385,7 @@ fn a_vm_whose_node_has_just_come_back_is_not_restarted_again() {
     assert!(matches!(back(end - 30).plan(end), Plan::Restart(_)));
 }
 
-/// No MachineHealthCheck looks while it is paused: what it said before is old when the pause ends.
+/// A MachineHealthCheck is inactive during a pause, so its earlier condition is outdated when the pause ends.
 #[test]
 fn the_time_of_a_node_begins_anew_when_a_pause_ends() {
     let resumed = CREATED + 10 * TIMEOUT;
@@ -403,8 +404,8 @@ fn the_time_of_a_node_begins_anew_when_a_pause_ends() {
     assert!(matches!(world.plan(resumed + TIMEOUT), Plan::Restart(_)));
 }
 
-/// `clusterctl move` makes the remediation anew, and what the MachineHealthCheck said is lost: the Node's own
-/// word holds.
+/// `clusterctl move` creates the remediation again without the MachineHealthCheck's condition, so the health
+/// of the Node decides.
 #[test]
 fn after_a_move_a_machine_whose_node_is_healthy_is_neither_restarted_nor_replaced() {
     let (moved, end) = (CREATED + 100, CREATED + 100 + TIMEOUT);
@@ -423,7 +424,7 @@ fn after_a_move_a_machine_whose_node_is_healthy_is_neither_restarted_nor_replace
     assert_eq!(silent.outcome(end), replaced_for(reason::RESTARTS_EXHAUSTED));
 }
 
-/// The VM that is to be adopted may run and be a Node: were its Machine replaced, the Node would be drained.
+/// The VM to adopt may run as a Node, and a replacement of its Machine would drain the Node.
 #[test]
 fn a_machine_that_waits_for_an_adoption_is_not_replaced_however_long_that_takes() {
     let mut world = world();
@@ -452,7 +453,7 @@ fn a_vm_that_another_extension_updates_is_not_restarted() {
     );
 }
 
-/// Its status does not move along, so it is reported anew, with the time that the Node has there.
+/// The status does not move along, so it is published again, with the Node's time at the target.
 #[test]
 fn after_a_move_it_is_said_until_when_the_node_has_time_at_the_target() {
     let moved = CREATED + 30;

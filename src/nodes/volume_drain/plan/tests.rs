@@ -14,7 +14,7 @@ fn annotate(meta: &mut ObjectMeta, key: &str, value: &str) {
     all.insert(key.to_owned(), value.to_owned());
 }
 
-/// What is seen of a Machine that is deleted while Cluster API waits for the provider.
+/// The inputs for a Machine in deletion while Cluster API waits for the provider.
 struct Seen {
     enabled: bool,
     machine: Machine,
@@ -62,7 +62,7 @@ impl Seen {
         seen
     }
 
-    /// The plan, in a word.
+    /// The plan as a short text.
     fn plan(&self) -> String {
         self.plan_with(Infra::Found(Box::new(self.infra.clone())))
     }
@@ -96,7 +96,7 @@ fn pods_are_evicted_while_cluster_api_waits_for_the_hook_and_not_before() {
     assert_eq!(early.plan(), "nothing");
 }
 
-/// v1.11 to v1.13 have no field for it.
+/// v1.11 to v1.13 lack the field.
 #[test]
 fn a_cluster_api_that_says_by_a_condition_alone_that_it_waits_for_the_hook_has_pods_evicted_and_goes_on() {
     let says = |condition: Value, timeout: u32| {
@@ -219,7 +219,7 @@ fn the_volumes_of_a_pod_are_waited_for_no_longer_than_cluster_api_waits_for_thos
     assert_eq!(limited(0).plan(), "drain n 300s");
 }
 
-/// Whatever holds it up: a budget, a dead workload cluster, a driver.
+/// With any cause of a delay: a budget, a dead workload cluster, or a driver.
 #[test]
 fn the_hook_goes_after_the_nodes_drain_timeout_or_two_hours_and_sooner_in_an_outage() {
     let limited = |seconds: u32| {
@@ -227,7 +227,7 @@ fn the_hook_goes_after_the_nodes_drain_timeout_or_two_hours_and_sooner_in_an_out
     };
     assert_eq!(limited(60).plan(), "release TimedOut(60s)");
     assert_eq!(limited(61).plan(), "drain n 300s");
-    // No limit, as Cluster API takes it.
+    // No limit, as in Cluster API.
     assert_eq!(limited(0).plan(), "drain n 300s");
     let begun = |at: &str| {
         Seen::with(|seen| seen.live["status"]["deletion"]["waitForPreDrainHookStartTime"] = json!(at))
@@ -242,7 +242,8 @@ fn the_hook_goes_after_the_nodes_drain_timeout_or_two_hours_and_sooner_in_an_out
     );
 }
 
-/// Cluster API finds the Node of an unconfirmed adoption by its providerID, which may be another machine's.
+/// Cluster API finds the Node of an unconfirmed adoption by its providerID, which may belong to another
+/// machine.
 #[test]
 fn the_node_of_a_machine_without_a_vm_of_its_own_is_left_alone() {
     let expected = "release Skipped(\"the machine has no VM of its own\")";
@@ -277,7 +278,7 @@ fn no_infra_machine_holds_a_deletion_up_for_ever() {
     assert_eq!(off.plan_with(Infra::Unknown), "release TimedOut(60s)");
     let alive = Seen::with(|seen| seen.machine.metadata.deletion_timestamp = None);
     assert_eq!(alive.plan_with(Infra::Unreadable), "nothing");
-    // Cluster API does not say that it waits: the time counts from the deletion.
+    // Cluster API does not report that it waits, so the time counts from the deletion.
     let unsaid = |timeout: u32| {
         Seen::with(|seen| {
             seen.live["status"]["deletion"] = json!({});

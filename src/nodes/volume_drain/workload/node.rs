@@ -12,25 +12,25 @@ use crate::nodes::workload_cluster::request::get;
 use crate::nodes::workload_cluster::{Connection, Unreachable};
 
 const NODES: &str = "/api/v1/nodes";
-/// The most volumes of one Node that are read.
+/// The most attached volumes of one Node that are read.
 const MAX_ATTACHED: usize = 512;
 
-/// The fields of a Node that are read.
+/// The fields of a Node that the provider reads.
 #[derive(Debug)]
 pub struct Node {
     /// Its UID.
     pub uid: String,
     /// Its providerID.
     pub provider_id: Option<String>,
-    /// Whether it takes no new pods.
+    /// Whether it is unschedulable.
     pub is_cordoned: bool,
-    /// Whether its kubelet does not report any more.
+    /// Whether its kubelet no longer reports.
     pub is_silent: bool,
     /// The volumes that are attached to it.
     pub attached: Vec<String>,
 }
 
-/// The Node of this name, if it is there.
+/// The Node with this name, if it exists.
 pub async fn node(connection: &Connection, target: &DrainTarget) -> Result<Option<Node>, Unreachable> {
     #[derive(Deserialize)]
     struct Object {
@@ -91,7 +91,7 @@ pub async fn node(connection: &Connection, target: &DrainTarget) -> Result<Optio
     ))
 }
 
-/// Cordons the Node; returns `false` when it changed meanwhile.
+/// Cordons the Node. Returns `false` if the Node changed in the meantime.
 pub async fn cordon(connection: &Connection, target: &DrainTarget, uid: &str) -> Result<bool, Unreachable> {
     let body = json!({"metadata": {"uid": uid}, "spec": {"unschedulable": true}});
     let request = Request::new(NODES).patch(&target.node, &patch_params(), &Patch::Merge(&body))?;

@@ -14,13 +14,13 @@ use crate::nodes::volume_drain::step::Pod;
 use crate::nodes::workload_cluster::request::{is_name, parse};
 use crate::nodes::workload_cluster::{Connection, Unreachable};
 
-/// Pods of one answer, each of some tens of KiB.
+/// Pods of one response, each of some tens of KiB.
 const PAGE: u32 = 25;
-/// The most answers for the pods of one Node, which has 250 pods at most as a rule.
+/// The most responses for the pods of one Node, which usually has at most 250 pods.
 const MAX_PAGES: usize = 40;
-/// The most pods of one Node that are looked at.
+/// The most pods of one Node that are read.
 const MAX_PODS: usize = MAX_PAGES * PAGE as usize;
-/// The most claims of one pod that are looked at.
+/// The most claims of one pod that are read.
 const MAX_CLAIMS: usize = 32;
 
 #[derive(Deserialize)]
@@ -61,7 +61,7 @@ struct PodMetadata {
     owner_references: Vec<Owner>,
 }
 
-/// The annotation of a static pod; no other is read.
+/// The annotation of a static pod. Other annotations are not read.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct PodAnnotations {
@@ -93,8 +93,8 @@ struct Toleration {
 }
 
 impl Toleration {
-    /// Whether a pod with this toleration may be scheduled to a cordoned Node: an evicted pod comes back
-    /// there, and would be evicted again and again.
+    /// Whether a pod with this toleration may be scheduled to a cordoned Node. Such a pod would come back to
+    /// the Node after each eviction.
     fn is_of_a_cordon(&self) -> bool {
         const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
         self.key == UNSCHEDULABLE || self.key.is_empty() && self.operator == "Exists"
@@ -139,7 +139,7 @@ pub async fn pods(connection: &Connection, node: &str, rules: &DrainRules) -> Re
         }
         let list: PodList = parse(&answer.text)?;
         seen += list.items.len();
-        // A page may have more than the limit asked for: the workload cluster is not trusted.
+        // A page may exceed the requested limit: the workload cluster is not trusted.
         if seen > MAX_PODS {
             break;
         }
@@ -153,13 +153,14 @@ pub async fn pods(connection: &Connection, node: &str, rules: &DrainRules) -> Re
     Err(Unreachable::Failed(too_many.into()))
 }
 
-/// How long a pod has to end. Kubernetes takes any number, and ends a pod with a negative one after a second.
+/// The grace period of a pod. Kubernetes accepts any number, and ends a pod with a negative one after a
+/// second.
 fn grace_seconds(given: Option<i64>) -> u32 {
     let given = given.unwrap_or(30).max(1);
     u32::try_from(given).unwrap_or(u32::MAX)
 }
 
-/// A pod that may hold a volume. An invalid name can't be requested.
+/// A pod that may hold a volume. A pod with an invalid name can't be requested.
 fn pod(object: PodObject, rules: &DrainRules) -> Option<Pod> {
     let PodObject {
         metadata,
@@ -222,7 +223,7 @@ mod tests {
         pod(serde_json::from_value(object).unwrap(), &DrainRules::default())
     }
 
-    /// The API server takes any number of 64 bits.
+    /// The API server accepts any 64-bit number.
     #[test]
     fn a_pod_with_an_odd_time_to_end_is_read() {
         for (given, expected) in [(-1_i64, 1), (0, 1), (i64::MAX, u32::MAX)] {
@@ -240,7 +241,7 @@ mod tests {
         for phase in ["Succeeded", "Failed"] {
             assert_eq!(read(|pod| pod["status"]["phase"] = json!(phase)), None, "{phase}");
         }
-        // A name that leads elsewhere.
+        // A name that would change the path.
         assert_eq!(read(|pod| pod["metadata"]["name"] = json!("../../x?")), None);
     }
 

@@ -8,7 +8,7 @@ use crate::nodes::volume_drain::step::{Pod, claims_of_its_own};
 use crate::nodes::workload_cluster::request::{get, is_name, parse, text};
 use crate::nodes::workload_cluster::{Connection, Unreachable};
 
-/// The largest PersistentVolume that is handed to a driver.
+/// The largest PersistentVolume that is sent to a driver.
 const MAX_SPEC_BYTES: usize = 16 * 1024;
 
 /// The PersistentVolumes of the claims that no other pod of the Node uses.

@@ -1,6 +1,6 @@
-//! Adversarial interleavings: users, clusterctl, backups, late creates, a lagging watch and restarts,
-//! between any two steps of a pass. Whatever they do, no VM is deleted whose machine lives, or whose machine
-//! was not deleted by its user.
+//! Adversarial interleavings: users, clusterctl, backups, late creates, a lagging watch and restarts, between
+//! any two steps of a pass. The invariant: no VM is deleted whose machine lives, or whose machine its user
+//! did not delete.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,43 +13,42 @@ use crate::api::identity::fixtures::existing;
 use crate::api::{ObjectMetaExt as _, labels};
 use crate::fleet::orphans::DeletionLog;
 
-/// What happens next.
+/// The next event.
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    /// A user makes a machine of this name, and the provider makes it its own.
+    /// A user creates a machine with this name, and the provider records its identity.
     Create(usize),
-    /// The back end makes the VM of a create that was asked for some time ago,
-    /// whatever became of the machine.
+    /// The back end makes the VM of an earlier create, whether or not the machine still exists.
     MakeVm(usize),
     /// The provider writes the providerID.
     WriteId(usize),
     /// A user deletes the machine.
     Delete(usize),
-    /// The machine that is being deleted goes, and its VM with it, or not.
+    /// The machine in deletion is removed, and its VM with it if the flag is set.
     Finish(usize, bool),
-    /// Annotations are edited away; the machine stays.
+    /// A user removes the annotations. The machine stays.
     Forget(usize),
-    /// The object is gone without a deletion.
+    /// The object disappears without a deletion.
     Strip(usize),
     /// A backup of the management cluster is taken.
     Backup,
-    /// It is restored.
+    /// The backup is restored.
     Restore,
-    /// The Cluster is paused or not.
+    /// The Cluster is paused or resumed.
     Pause(bool),
-    /// clusterctl moves: pauses, copies all to the other management cluster, deletes here one
-    /// by one, then the Cluster.
+    /// clusterctl begins a move: it pauses the Cluster and copies all objects to the other management
+    /// cluster. Then it deletes the objects here one by one, and last the Cluster.
     MoveCopy,
-    /// One machine that was copied is deleted here.
+    /// A copied machine is deleted here.
     MoveDelete(usize, bool),
-    /// The Cluster goes here, and lives there.
+    /// The Cluster is deleted here, and lives in the other management cluster.
     MoveEnd,
-    /// All of it comes back, paused.
+    /// All objects move back, paused.
     MoveBack,
-    /// The policies are gone for a while; an object with the forged identity of a machine is made,
-    /// deleted, and seen to end.
+    /// The policies are missing for a while. An object with the forged identity of a machine is created and
+    /// deleted, and the deletion is observed.
     Forge(usize),
-    /// The provider's watch sees what is so now.
+    /// The provider's watch catches up.
     Watch,
     /// The process restarts.
     Restart,
@@ -63,17 +62,17 @@ enum Act {
 struct Server {
     /// By name.
     machines: BTreeMap<String, InfraMachine>,
-    /// Whether the Cluster is there, and paused.
+    /// Whether the Cluster exists, and whether it is paused.
     cluster: Option<bool>,
 }
 
-/// How far a pass has come.
+/// The progress of a pass.
 #[derive(Clone, Debug)]
 enum Step {
     List,
     ReadMachines(Vec<ListedMachine>),
     ReadClusters(Vec<ListedMachine>, Vec<LiveMachine>),
-    /// The same again, for this VM.
+    /// The same step again, for this VM.
     Again(Vec<ListedMachine>, ListedMachine),
     AgainClusters(Vec<ListedMachine>, ListedMachine, Vec<LiveMachine>),
 }
@@ -82,20 +81,20 @@ struct World {
     here: Server,
     there: Server,
     backup: Option<Server>,
-    /// The creates that were asked for, by identity.
+    /// The requested creates, by identity.
     asked: BTreeMap<String, String>,
     vms: Vec<ListedMachine>,
-    /// Ghost: the identities whose deletion a user asked for.
+    /// Ghost state: the identities whose deletion a user requested.
     unwanted: BTreeSet<String>,
     count: usize,
     seconds: u64,
     start: Instant,
-    /// What the watch has seen.
+    /// The state that the watch has seen.
     cache: Server,
     deletion_log: DeletionLog,
-    /// The epoch in which identities are guarded, by the last check.
+    /// The epoch of the admission policies at the last check.
     epoch: u64,
-    /// Whether the policies were gone since then.
+    /// Whether the policies have been missing since then.
     gap: bool,
     observations: Observations,
     step: Step,
@@ -158,7 +157,7 @@ impl World {
             }),
             Act::Finish(index, with_vm) if self.here.cluster == Some(false) => self.finish(index, with_vm),
             Act::Forget(index) => self.with_machine(index, |_, machine| {
-                // The identity is written anew from the UID; the providerID stays.
+                // The provider writes the identity again, from the UID. The providerID stays.
                 machine.metadata.annotations = None;
             }),
             Act::Strip(index) => {
@@ -252,7 +251,7 @@ impl World {
     }
 
     fn with_machine(&mut self, index: usize, change: impl FnOnce(&mut Self, &mut InfraMachine)) {
-        // The provider and users leave what is being moved.
+        // The provider and users do not change objects during a move.
         let (Some(name), Some(false)) = (self.name(index), self.here.cluster) else {
             return;
         };
@@ -275,7 +274,7 @@ impl World {
         self.here.machines.remove(&name);
     }
 
-    /// clusterctl's deletion at the source: the mark, the deletion, the end; the watch may see each of them.
+    /// clusterctl's deletion at the source: the mark, the deletion, the removal. The watch may see each step.
     fn move_away(&mut self, index: usize, seen: bool) {
         let Some(name) = self.name(index) else { return };
         let machine = self.here.machines.get_mut(&name).unwrap();
@@ -290,9 +289,9 @@ impl World {
         self.here.machines.remove(&name);
     }
 
-    /// The watch catches up, as after a list: it compares what is there with what it knew.
+    /// The watch catches up, as after a list: it compares the current objects with its cache.
     fn watch(&mut self) {
-        // The watch of Clusters is another one, and may be later: it is what it was.
+        // The watch of Clusters is separate, and may be behind: it keeps its state.
         let is_frozen = self.cache.cluster != Some(false);
         for (name, known) in &self.cache.machines {
             if self.here.machines.get(name).map(uid_of) != Some(uid_of(known)) {
@@ -371,7 +370,7 @@ impl World {
                 chosen.map_or(Step::List, |vm| Step::Again(vms, vm))
             }
             Step::Again(vms, vm) => Step::AgainClusters(vms, vm, self.machines()),
-            // The check finds it, and an administrator sets right and confirms what there is.
+            // The check detects the gap, and an administrator repairs and confirms the objects.
             Step::AgainClusters(..) if self.gap => {
                 self.gap = false;
                 self.epoch += 1;
@@ -454,7 +453,7 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 proptest! {
-    // PROPTEST_CASES asks for more of them; `make test-all` does.
+    // PROPTEST_CASES asks for more cases; `make test-all` does that.
     #![proptest_config(ProptestConfig::default())]
 
     /// CTL-LM-00: restore of an old backup, move, stale cache, half-done create, two managers,
@@ -468,7 +467,7 @@ proptest! {
     }
 }
 
-/// What the property says of nothing would be worth nothing.
+/// The property above must not hold only because nothing is ever deleted.
 #[test]
 fn a_vm_that_a_late_create_left_behind_is_deleted() {
     let mut world = World::new();
@@ -490,7 +489,7 @@ fn a_vm_that_a_late_create_left_behind_is_deleted() {
     assert_eq!((world.deleted, world.vms.len()), (1, 0));
 }
 
-/// The object of a living machine is lost later: the end that was seen was not its own.
+/// A living machine's object is lost later. The observed deletion was an impostor's.
 #[test]
 fn the_end_of_an_impostor_has_no_vm_deleted() {
     let mut world = World::new();
