@@ -2,17 +2,18 @@
 //! identity is trusted.
 //!
 //! clusterctl deletes every component of a provider when it upgrades or deletes the provider. So the policies
-//! are no component: the provider installs them without clusterctl's label. They stay while no provider is
-//! installed, and they never let anything through that they refuse otherwise.
+//! are not components: the provider installs them without clusterctl's label. They stay in place while no
+//! provider is installed, and refuse the same writes then.
 //!
 //! # Guarantees
-//! * A check that began after the machine was read precedes each action on a VM that may exist. A first
-//!   create needs the last check, which is at most [`CHECK_INTERVAL`] old.
-//! * Of several versions in one management cluster, the newest one's policies stand, and an annotation names
-//!   the version. They guard for the older ones, because no version guards less than the one before.
-//! * Observations of objects prove that a VM may be deleted only within one [`EnforcementEpoch`].
-//! * After policies were missing while identities existed, an administrator has to confirm them first. An
-//!   annotation of the policy records that, so that a restart keeps it.
+//! * Before each action on a VM that may exist, a check succeeds that began after the machine was read. A
+//!   first create relies on the last check, which is at most [`CHECK_INTERVAL`] old.
+//! * With several versions in one management cluster, the newest version's policies stay in place. An
+//!   annotation names that version. Older versions can rely on them: no version guards less than its
+//!   predecessor.
+//! * Evidence must come from one [`EnforcementEpoch`]. Otherwise it does not prove that a VM may be deleted.
+//! * After a gap in the policies while identities existed, an administrator has to confirm the identities. An
+//!   annotation of the policy records the gap, so that a restart does not lose it.
 
 mod check;
 mod comparison;
@@ -36,13 +37,15 @@ use crate::apiserver::leadership::Leadership;
 use crate::telemetry::metrics::Metrics;
 use cmi_driver::ErrorChain;
 
-/// The interval of the checks, where no deletion needs one sooner.
+/// The interval of the checks, unless a deletion needs one sooner.
 pub const CHECK_INTERVAL: Duration = Duration::from_secs(30);
-/// The interval until the policies are in place for the first time: the installation waits for that.
+/// The interval until the policies are in place for the first time, which the installation waits for.
 const FIRST: Duration = Duration::from_secs(2);
-/// The least time between the starts of two checks: all machines that ask in between share the next check.
+/// The least time between the starts of two checks. Machines that request a check in between share the next
+/// one.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// The annotation of a policy that says until when identities were not guarded. An administrator removes it.
+/// The annotation of a policy with the end of the time when identities were not guarded. An administrator
+/// removes it.
 pub const UNCONFIRMED: &str = "infrastructure.capcmi.io/unconfirmed";
 
 /// Whether identities are guarded.
@@ -50,38 +53,37 @@ pub const UNCONFIRMED: &str = "infrastructure.capcmi.io/unconfirmed";
 pub enum Enforcement {
     /// The policies are in force, and have been since identities were confirmed.
     InForce,
-    /// The policies are not in force, or could not be checked; the text names the remedy. Nothing may be done
-    /// that trusts an identity.
+    /// The policies are not in force, or could not be checked; the text names the remedy. No action may trust
+    /// an identity.
     NotInForce(Arc<str>),
 }
 
-/// Whether the policies have been in force since this process was started. Objects that come to the cluster
-/// after that are guarded.
+/// Whether the policies have been seen in force since this process started. Objects that are created after
+/// that are guarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Installation {
     /// The policies were seen in force.
     Seen,
-    /// The policies were not seen in force yet; the text says why.
+    /// The policies were not seen in force yet, for this reason.
     NotYet(Arc<str>),
 }
 
-/// A time without a break in the checks that identities are guarded. Equal epochs are the same time.
+/// A period without a gap in the policies. Equal epochs are the same period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EnforcementEpoch(u64);
 
 #[cfg(test)]
 impl EnforcementEpoch {
-    /// One of many.
     pub(crate) const fn nth(number: u64) -> Self {
         Self(number)
     }
 }
 
-/// Checks the policies, and says whether identities are guarded.
+/// Checks the policies, and reports whether identities are guarded.
 pub struct AdmissionPolicies {
     client: Client,
     metrics: Arc<Metrics>,
-    /// The only namespace that the provider looks at; all without it.
+    /// The only namespace that the provider watches; `None` for all.
     namespace: Option<String>,
     enforcement: watch::Sender<Enforcement>,
     installation: watch::Sender<Installation>,
@@ -89,7 +91,7 @@ pub struct AdmissionPolicies {
     checks: Mutex<Checks>,
 }
 
-/// The time that the checks cover. A check that fails changes nothing: the next one that succeeds sees the
+/// The state of the current epoch. A failed check changes nothing: the next successful check sees the
 /// changes.
 #[derive(Clone, Copy, Default)]
 struct EpochState {
@@ -100,7 +102,7 @@ struct EpochState {
 }
 
 impl AdmissionPolicies {
-    /// Policies that are not checked yet, so that nothing is trusted.
+    /// Returns policies that are not checked yet, so that no identity is trusted.
     pub fn new(client: Client, metrics: Arc<Metrics>) -> Self {
         Self {
             client,
@@ -115,7 +117,7 @@ impl AdmissionPolicies {
         }
     }
 
-    /// One that never checks and trusts everything.
+    /// Returns policies that are never checked and count as in force.
     #[cfg(test)]
     pub(crate) fn trusting(client: Client) -> Self {
         let mut policies = Self::new(client, Arc::new(Metrics::new()));
@@ -144,8 +146,8 @@ impl AdmissionPolicies {
         self.enforcement.borrow().clone()
     }
 
-    /// The current epoch; `None` before the first check, and while identities are not guarded. Observations
-    /// of another epoch may come from a forged identity.
+    /// Returns the current epoch; `None` before the first check, and while identities are not guarded.
+    /// Observations of another epoch may come from a forged identity.
     pub fn epoch(&self) -> Option<EnforcementEpoch> {
         let epoch = *self.epoch.borrow();
         epoch.holds.then_some(EnforcementEpoch(epoch.breaks))
@@ -156,7 +158,7 @@ impl AdmissionPolicies {
         self.installation.subscribe()
     }
 
-    /// Records whether the policies are in force: once they were, it stays so.
+    /// Records whether the policies are in force. Once seen in force, they stay so for [`Installation`].
     fn record_installation(&self, in_force: Result<(), String>) {
         self.installation.send_if_modified(|installation| {
             let now = match in_force {
@@ -171,7 +173,6 @@ impl AdmissionPolicies {
         });
     }
 
-    /// Records the result of a check.
     fn record_epoch(&self, in_force: bool) {
         self.epoch.send_modify(|epoch| {
             if !in_force {
@@ -215,8 +216,7 @@ impl AdmissionPolicies {
         enforcement
     }
 
-    /// Checks for ever. A replica that does not lead only looks, so that it knows the state of the policies
-    /// until it leads.
+    /// Checks forever. Until it leads, a replica only inspects the policies.
     pub async fn run(&self, leadership: &Leadership) {
         loop {
             let leads = leadership.is_held();
@@ -234,10 +234,10 @@ impl AdmissionPolicies {
     }
 }
 
-/// The policies and bindings as a provider of this version installs them.
+/// Returns the policies and bindings that a provider of this version installs.
 ///
 /// # Errors
-/// They can't be printed, which would be a fault of the provider.
+/// The objects can't be encoded, which would be a defect of the provider.
 pub fn as_installed() -> Result<Vec<Value>, Error> {
     Ok(own()?.iter().map(|expected| expected.object.clone()).collect())
 }
@@ -256,7 +256,6 @@ fn expected(version: &Version, policies: Vec<Value>) -> Arc<[Expected]> {
     all.filter_map(|object| Expected::new(object, version)).collect()
 }
 
-/// Whether the API server forbids the request.
 fn is_refused(error: &Error) -> bool {
     let Error::Api { source, .. } = error else {
         return false;

@@ -1,5 +1,5 @@
 //! Reads and writes at the API server: errors by their consequence, merge patches, statuses, events, secrets,
-//! lists read page by page.
+//! and paged lists.
 
 mod dynamic;
 mod error;
@@ -23,6 +23,6 @@ pub use outage_log::OutageLog;
 pub use secrets::InvalidSecret;
 pub use status::publish_status;
 
-/// Has a write answered with metadata alone: what else there is of the object, the writer has.
+/// Requests only the metadata in the answer to a write: the writer has the rest of the object.
 const METADATA_ALONE: HeaderValue =
     HeaderValue::from_static("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1");

@@ -55,13 +55,13 @@ use permits::Permits;
 use prober::Prober;
 use vm_locks::{VmLock, VmLocks};
 
-/// How long until a requester asks again for a permit, or for the driver's capabilities. The waker usually
-/// runs before that.
+/// How long a requester waits before it asks again for a permit or for the driver's capabilities. The waker
+/// usually runs earlier.
 pub const PERMIT_WAIT: Duration = Duration::from_mins(1);
-/// How long until a call that changes a VM is retried when the VM is locked for another call.
+/// How long until a call that changes a VM is retried when another call has locked the VM.
 pub const VM_LOCK_WAIT: Duration = Duration::from_secs(5);
-/// The interval at which waiting machines are woken: for capacity, for a permit that another has not claimed,
-/// and to publish their wait.
+/// The interval for waking machines that wait for capacity, for an unclaimed permit, or to publish their
+/// wait.
 const WAKE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How a driver is used: the part of its configuration that is the same for every kind of driver.
@@ -73,14 +73,14 @@ pub struct Settings {
     pub namespaces: Namespaces,
     /// The limits of the calls to the driver.
     pub limits: Limits,
-    /// The credentials for machines that name no Secret; nothing where the driver gets none then.
+    /// The credentials for machines that name no Secret; `None` if the driver gets none then.
     pub credentials: Option<CredentialsDirectory>,
     /// The settle time of creates, see [`CREATE_SETTLE_TIME`]; `None` leaves it to the driver.
     pub create_settle_time: Option<Duration>,
 }
 
-/// The settle time of creates, where neither the configuration nor the driver sets one: how long after a
-/// create was given up its VM may still become visible.
+/// The settle time of creates, unless the configuration or the driver sets one: how long a VM may still
+/// become visible after its create was abandoned.
 pub const CREATE_SETTLE_TIME: Duration = Duration::from_mins(5);
 
 /// A driver with its configuration, and the rules for calling it.
@@ -100,8 +100,8 @@ pub struct ConfiguredDriver {
     credentials: Option<CredentialsDirectory>,
 }
 
-/// The right to make one driver call after the other. There are as many permits as calls may run at the same
-/// time; a permit is returned when it is dropped.
+/// The right to make driver calls, one after another. There are as many permits as concurrent calls. Dropping
+/// a permit returns it.
 #[derive(Debug)]
 pub struct Permit<'a> {
     driver: &'a ConfiguredDriver,
@@ -110,8 +110,7 @@ pub struct Permit<'a> {
 }
 
 impl ConfiguredDriver {
-    /// Returns a configured driver that was not asked anything yet. The driver is called under the given
-    /// leadership only.
+    /// Returns a configured driver that has not been called yet. Every call requires the given leadership.
     pub fn new(
         settings: Settings,
         driver: Arc<dyn Driver>,
@@ -171,11 +170,11 @@ impl ConfiguredDriver {
         self.credentials.is_some()
     }
 
-    /// Returns the current credentials for calls about objects that name no Secret; none where the drivers
-    /// file gives none.
+    /// Returns the current credentials for calls about objects that name no Secret; empty where the drivers
+    /// file configures none.
     ///
     /// # Errors
-    /// The credentials can't be read. A call without them would say nothing about a VM.
+    /// The credentials can't be read. A call without them would prove nothing about a VM.
     pub async fn credentials(&self) -> std::result::Result<Secrets, InvalidCredentials> {
         match &self.credentials {
             Some(directory) => directory.get().await,
@@ -183,9 +182,9 @@ impl ConfiguredDriver {
         }
     }
 
-    /// Returns a permit to call the driver now; `None` when the driver is busy. This never waits: `key`, the
-    /// UID of an object or the name of a task, gets one place in the queue. `waker` runs when it should ask
-    /// again, or publish that it waits: see [`ConfiguredDriver::should_report_wait`].
+    /// Returns a permit to call the driver now; `None` when the driver is busy. Never waits: `key`, the UID
+    /// of an object or the name of a task, gets one place in the queue. `waker` runs when the caller should
+    /// ask again or publish its wait: see [`ConfiguredDriver::should_report_wait`].
     pub fn try_acquire(
         &self,
         priority: Priority,
@@ -201,7 +200,7 @@ impl ConfiguredDriver {
         })
     }
 
-    /// Waits for a permit, for a task of the provider's own.
+    /// Waits for a permit, for one of the provider's own tasks.
     pub async fn acquire(&self, priority: Priority, key: &str) -> Permit<'_> {
         loop {
             let (wake, woken) = oneshot::channel();
@@ -216,22 +215,21 @@ impl ConfiguredDriver {
         }
     }
 
-    /// Whether `key` waits for a permit and should publish that: it has waited for some seconds, and gets no
-    /// permit within minutes.
+    /// Whether `key` waits for a permit and should publish that: its queue is stuck, or its wait is long.
     pub fn should_report_wait(&self, key: &str) -> bool {
         self.permits.should_report(key)
     }
 
-    /// Locks the VM of the machine of this UID for a call that initializes, updates or restarts it, unless
-    /// the VM is locked for another call: the caller comes again after [`VM_LOCK_WAIT`]. A deletion does not
-    /// wait for the lock.
+    /// Locks the VM of the machine with this UID for a call that initializes, updates or restarts it. Returns
+    /// `None` when another call has locked the VM: the caller retries after [`VM_LOCK_WAIT`]. A deletion does
+    /// not wait for the lock.
     pub fn try_lock_vm<'a>(&'a self, uid: &'a str) -> Option<VmLock<'a>> {
         self.vm_locks.try_lock(uid)
     }
 
-    /// Awaits a create that was recorded in its object at `noted`, and cancels it when
-    /// [`KnownDriver::create_given_up_after`] has passed since. A deletion counts the settle time from then.
-    /// After that time nothing is sent.
+    /// Awaits a create that was recorded in its object at `noted`. Cancels the create when
+    /// [`KnownDriver::create_given_up_after`] has passed since, and sends nothing later: a deletion counts
+    /// the settle time from that moment.
     ///
     /// # Errors
     /// The errors of the create, and DEADLINE_EXCEEDED.
@@ -250,17 +248,17 @@ impl ConfiguredDriver {
         answer.unwrap_or_else(|_elapsed| Err(given_up("CreateMachine timed out")))
     }
 
-    /// How many objects and tasks wait for a permit.
+    /// Returns how many objects and tasks wait for a permit.
     pub fn waiting(&self) -> u64 {
         self.permits.count().iter().map(|count| count.waiting).sum()
     }
 
-    /// How many permits there are.
+    /// Returns how many permits there are.
     pub fn max_concurrent_calls(&self) -> u32 {
         self.max_concurrent_calls.get()
     }
 
-    /// Forgets `key`, whose object is gone: it leaves the queue, and no longer waits for capacity.
+    /// Forgets `key`, whose object is gone: removes it from the queue and from the waits for capacity.
     pub fn forget(&self, key: &str) {
         self.permits.forget(key);
         self.driver.breakers().forget(key);
@@ -291,14 +289,14 @@ impl ConfiguredDriver {
         self.namespaces.contain(namespace)
     }
 
-    /// Watches whether the driver answers. A change of [`ConfiguredDriver::connection_generation`] counts as
-    /// a change, too.
+    /// Watches whether the driver answers. A new [`ConfiguredDriver::connection_generation`] also counts as a
+    /// change.
     pub fn reachability(&self) -> watch::Receiver<Reachability> {
         self.prober.reachability()
     }
 
-    /// Returns the settle time of creates: the configured one, but never less than the driver's consistency
-    /// window; without a configured one, the window, where the driver declares one.
+    /// Returns the settle time of creates: the configured time, but at least the driver's consistency window.
+    /// Without a configured time, it is the declared window, or else [`CREATE_SETTLE_TIME`].
     fn create_settle_time(&self, capabilities: &Capabilities) -> Duration {
         let window = capabilities.consistency_window;
         match self.create_settle_time {
@@ -308,13 +306,13 @@ impl ConfiguredDriver {
         }
     }
 
-    /// Watches whether the driver can be reached, debounced: only an outage that lasts is a change.
+    /// Watches whether the driver is reachable, debounced: only an outage that lasts is a change.
     pub fn stable_reachability(&self) -> watch::Receiver<StableReachability> {
         self.stable_reachability.subscribe()
     }
 
-    /// Keeps [`ConfiguredDriver::stable_reachability`] up to date for ever; the probes have to say the same
-    /// for the whole grace period.
+    /// Keeps [`ConfiguredDriver::stable_reachability`] up to date forever. The probes have to agree for the
+    /// whole grace period.
     pub async fn debounce_reachability(&self, grace: Duration) {
         debounce::debounce(self.reachability(), &self.stable_reachability, grace).await;
     }
@@ -325,14 +323,13 @@ impl ConfiguredDriver {
         self.driver.connection_generation()
     }
 
-    /// Probes the driver for ever, once this replica is the leader, and fetches its capabilities when it
-    /// comes back. [`ConfiguredDriver::reachability`] changes while this future is polled.
+    /// Probes the driver forever, once this replica leads, and fetches its capabilities when it comes back.
+    /// [`ConfiguredDriver::reachability`] changes while this future is polled.
     pub async fn run(&self) {
         tokio::join!(self.prober.run(), self.keep_waking());
     }
 
-    /// Wakes machines for which there may be capacity or a permit, and those that have to publish that they
-    /// wait.
+    /// Wakes machines that may find capacity or a permit, and machines that have to publish their wait.
     async fn keep_waking(&self) {
         loop {
             sleep(WAKE_INTERVAL).await;
@@ -348,8 +345,8 @@ impl<'a> Permit<'a> {
         self.driver
     }
 
-    /// The driver, guarded: every call is checked against leadership, capabilities and the circuit breaker,
-    /// waits for the driver's rate, has a deadline, is counted, survives a panic, and answers no secrets.
+    /// The guarded driver. Every call is checked against leadership, capabilities and the circuit breaker,
+    /// waits for the driver's rate, has a deadline, is counted, survives a panic, and returns no secrets.
     pub fn driver(&self) -> &dyn Driver {
         &self.driver.driver
     }
@@ -364,18 +361,19 @@ impl<'a> Permit<'a> {
         )
     }
 
-    /// Returns the capabilities of the driver, and fetches them unless they are known. Callers that wait at
-    /// the same time share one answer.
+    /// Returns the capabilities of the driver, and fetches them unless they are known. Concurrent callers
+    /// share one answer.
     ///
     /// # Errors
-    /// The driver's, when it can't be asked. Its capabilities are unknown then, and nothing may be assumed.
+    /// The driver's error, when it can't be asked. Its capabilities are unknown then, and nothing may be
+    /// assumed.
     pub async fn fetch_capabilities(&self) -> Result<Arc<Capabilities>> {
         Ok(self.driver.capabilities.get().await?.capabilities)
     }
 
-    /// Lets `key` go on to a create of this class, as far as capacity goes; otherwise queues it, and `waker`
-    /// runs when there may be capacity. The caller asks before it does anything for the create, which is then
-    /// expected soon. Returns whether `key` may go on. Makes no call.
+    /// Admits `key` to a create of this class if there may be capacity; otherwise queues it, and `waker` runs
+    /// when there may be capacity. The caller asks before any other step of the create, and is expected to
+    /// create soon. Returns whether `key` may go on. Makes no call.
     pub fn admit_create_or_wait(
         &self,
         class: &MachineClass,
@@ -394,14 +392,14 @@ impl<'a> Permit<'a> {
         driver.breakers().wait(&driver.key(class), key, waker);
     }
 
-    /// Records that a VM that was made with these credentials is gone: there may be capacity for others.
+    /// Records that a VM with these credentials is gone: there may be capacity for others.
     pub fn on_vm_deleted(&self, secrets: &Secrets) {
         let credentials = CredentialsKey::of(secrets);
         self.driver.driver.breakers().on_freed(&credentials);
     }
 
-    /// Whether `key`, which holds this permit, may use it to create a VM: the permit was taken for a create,
-    /// or the reserve is not needed for one more. Otherwise `key` is queued for one.
+    /// Whether `key`, which holds this permit, may use it to create a VM: the permit was acquired for a
+    /// create, or one more create leaves the reserve intact. Otherwise queues `key` for such a permit.
     pub fn may_create(&mut self, key: &str, waker: Waker) -> bool {
         let permits = &self.driver.permits;
         if self.priority == Priority::Upkeep && permits.exchange_for_create(key, &self.namespace, waker) {

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use tikv_jemallocator::Jemalloc;
 
-/// A fleet is many small objects that come and go: with the allocator of the C library a fifth of the
-/// provider's CPU went there.
+/// A fleet has many small objects that live briefly: the C library's allocator took a fifth of the provider's
+/// CPU.
 #[global_allocator]
 static ALLOCATOR: Jemalloc = Jemalloc;
 

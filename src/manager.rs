@@ -6,7 +6,7 @@
 //! # Guarantees
 //!
 //! * No write and no driver call leaves this process while it does not lead.
-//! * The manager ends when leadership is lost, and hands the lease over when it is asked to stop.
+//! * The manager ends when it loses leadership. When it is stopped, it hands over the lease.
 
 pub mod cli;
 mod client;
@@ -62,7 +62,7 @@ pub struct Setup {
     pub metrics: Arc<Metrics>,
     /// The drivers, checked.
     pub drivers: Vec<(Settings, Arc<dyn Driver>)>,
-    /// Leader election; none where this is the only replica.
+    /// Leader election; `None` where this is the only replica.
     pub election: Option<Election>,
     /// The options of the controllers.
     pub options: ControllerOptions,
@@ -95,7 +95,7 @@ pub enum RuntimeExtension {
         /// The server certificate and the CA whose clients may connect.
         tls: Arc<ServerTls>,
     },
-    /// To the holder of the other end, in this process.
+    /// To the holder of the receiver, in this process.
     InProcess(oneshot::Sender<axum::Router>),
 }
 
@@ -123,7 +123,7 @@ pub enum Error {
 /// lease.
 ///
 /// # Errors
-/// [`Error`]: what could not be set up, or why this replica must not go on.
+/// [`Error`]: the failed setup, or the reason why this replica must stop.
 pub async fn run(setup: Setup, stop: impl Future<Output = ()>) -> Result<(), Error> {
     let tasks = |context: &ControllerContext| {
         let (prepared, mut tasks) = Prepared::new(context);
@@ -156,7 +156,8 @@ async fn run_tasks(
         None => Leadership::unelected(),
     };
     let context = context(&mut setup, leadership.clone())?;
-    // The tasks are made before readiness is answered: the controllers say what readiness waits for.
+    // The controllers register the conditions of readiness, so the tasks are made before readiness is
+    // answered.
     let tasks = tasks(&context);
     let mut running = Running::start(setup, context, tasks)?;
     let ended = tokio::select! {
@@ -168,7 +169,6 @@ async fn run_tasks(
     running.end(ended, &leadership).await
 }
 
-/// Everything that runs.
 struct Running {
     health: Health,
     stopping: CancellationToken,
@@ -203,14 +203,14 @@ impl Running {
                     let name = "the Runtime Extension";
                     services.spawn(name, serve::serve(listener, Some(tls), router));
                 }
-                // The other end may be gone: nothing is served then.
+                // The receiver may be gone: nothing is served then.
                 RuntimeExtension::InProcess(taker) => drop(taker.send(router)),
             }
         }
         for driver in context.drivers.iter().map(Arc::clone) {
             services.spawn("a driver's probe", async move { driver.run().await });
         }
-        // The lease has connections that nothing else uses.
+        // No other request uses the connections of the lease.
         let lease_client = own_client()?;
         let mut controllers = Tasks::default();
         for task in tasks {
@@ -247,8 +247,7 @@ impl Running {
             () = self.controllers.drain(self.grace) => ended,
             () = leadership.lost() => ended.and(Err(Error::LeadershipLost)),
         };
-        // Whatever still runs is dropped before the lease is released: the next leader must not act beside
-        // it.
+        // Remaining work is dropped before the lease is released: it must not run beside the next leader.
         self.controllers.abort().await;
         match self.elector {
             Some((elector, release)) => {

@@ -1,9 +1,9 @@
-//! The frame of every reconcile: counts and times it, and removes its object from the queues of drivers that
-//! the reconcile did not ask for a permit.
+//! The frame of every reconcile: counts and times it, and removes its object from the queues of drivers whose
+//! permit the reconcile did not request.
 //!
-//! For an object without a VM it also reports an unreadable object to its user in an event, and retries a
-//! failed reconcile after a back-off. The machine's reconciler remembers more of each object, and can delete
-//! one that it can't read.
+//! For an object without a VM it also reports an unreadable object in an event, and retries a failed
+//! reconcile after a back-off. The machine's reconciler keeps more state of each object, and can delete an
+//! unreadable object.
 
 pub mod caches;
 pub mod driver_query;
@@ -28,10 +28,10 @@ use crate::apiserver::{Error, Events, NewEvent, OutageLog, outage_log};
 use crate::driver::ConfiguredDrivers;
 use crate::telemetry::metrics::{ControllerName, Metrics, ReconcileResult};
 
-/// The interval of the questions to a driver about itself and its classes.
+/// How often a driver is asked about itself and its classes.
 pub const DRIVER_REFRESH_INTERVAL: Duration = Duration::from_mins(10);
 
-/// Logs, at a bounded rate, errors that hit all objects alike, such as 429.
+/// Logs, at a bounded rate, errors that affect all objects alike, such as 429.
 static REFUSED: OutageLog = OutageLog::new();
 
 /// Runs one reconcile.
@@ -58,7 +58,7 @@ pub async fn run_one<K: Resource<DynamicType = ()>>(
     result
 }
 
-/// Says when a reconcile that could not be finished is tried again.
+/// Returns when to retry a failed reconcile.
 pub fn error_policy<K: Resource<DynamicType = ()>>(
     controller: ControllerName,
     object: &K,
@@ -166,7 +166,7 @@ impl Reconciler {
         }
     }
 
-    /// Says when a reconcile that could not be finished is tried again.
+    /// Returns when to retry a failed reconcile.
     pub fn error_policy<K: Resource<DynamicType = ()>>(&self, object: &K, error: &Error) -> Action {
         error_policy(self.controller, object, error, &self.failures)
     }
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(other, Action::requeue(Duration::from_secs(1)));
     }
 
-    /// A permit would else be reserved for it that others wait for.
+    /// Otherwise a permit would be reserved for it while others wait.
     #[tokio::test]
     async fn however_a_reconcile_ends_that_asked_for_no_permit_its_object_has_left_the_queue() {
         let driver = driver_with_one_permit(FakeDriver::default());
@@ -264,8 +264,8 @@ mod tests {
         assert!(reconciler.failures.is_empty());
     }
 
-    /// One that asks for a second for ever is called ever more rarely, and one that
-    /// asks for a minute not before.
+    /// A driver that always asks for a second is called less and less often. A driver that asks for a minute
+    /// is not called earlier.
     #[tokio::test]
     async fn what_the_driver_asks_for_is_a_lower_bound_of_the_wait() {
         let asks = |code, seconds| {

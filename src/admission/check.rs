@@ -14,23 +14,23 @@ use super::{AdmissionPolicies, Enforcement, UNCONFIRMED, advice, identities, is_
 use crate::api::wall_clock;
 use crate::apiserver::{Error, FIELD_MANAGER, merge_difference, patch_params};
 
-/// API servers look for new policies once a second, and each for itself.
+/// The time until every API server knows a new policy: each server looks once a second.
 pub(super) const SETTLE: Duration = Duration::from_secs(3);
 
-/// The state that checks keep from one to the next.
+/// The state that is kept between checks.
 #[derive(Default)]
 pub(super) struct Checks {
     /// When the last check began.
     pub last: Option<Instant>,
-    /// The policies and bindings that should be there; `None` before the first check.
+    /// The expected policies and bindings; `None` before the first check.
     pub expected: Option<Arc<[Expected]>>,
-    /// Whether an object that guards identities was put in place and not every API server is known to have it
-    /// yet. The mark outlives a check that fails after it.
+    /// Whether an object that guards identities was written so recently that some API servers may not know it
+    /// yet. Survives a failed check.
     unsettled: bool,
-    /// The annotation that this process has written. A provider that sees one namespace alone does not remove
-    /// another's, which may be about identities elsewhere.
+    /// The annotation that this process has written. A provider that watches one namespace does not remove
+    /// the annotation of another provider, which may concern identities elsewhere.
     annotated: Option<String>,
-    /// The reported faults of policies that guard no identity: once is enough.
+    /// The reported faults of policies that guard no identity. Each is reported once.
     reported: Vec<String>,
     /// The UIDs of the objects that guard identities, at the end of the last check.
     seen: HashMap<String, Option<String>>,
@@ -39,7 +39,6 @@ pub(super) struct Checks {
 type Found<'a> = Vec<(&'a Expected, Option<DynamicObject>)>;
 
 impl Checks {
-    /// The policies and bindings that should be there.
     fn expected(&mut self) -> Result<Arc<[Expected]>, Error> {
         Ok(match &self.expected {
             Some(expected) => Arc::clone(expected),
@@ -47,7 +46,7 @@ impl Checks {
         })
     }
 
-    /// Whether others have deleted an object and made it again since the last check.
+    /// Whether an object was deleted and recreated by others since the last check.
     fn is_replaced(&self, all: &Found<'_>) -> bool {
         all.iter().any(|(expected, found)| {
             let seen = self.seen.get(&expected.key()).zip(found.as_ref());
@@ -74,9 +73,8 @@ impl Checks {
 }
 
 impl AdmissionPolicies {
-    /// Inspects the policies that guard identities, and changes nothing. The policies of any version are
-    /// enough: in a rolling update the leader may be of another version, and stays until this replica is
-    /// ready.
+    /// Inspects the policies that guard identities, and changes nothing. Policies of any version are enough:
+    /// during a rolling update, the leader may be of another version and stays until this replica is ready.
     pub(super) async fn inspect(&self) -> Result<(), Error> {
         let mut checks = self.checks.lock().await;
         let expected = checks.expected()?;
@@ -162,16 +160,16 @@ impl AdmissionPolicies {
         Ok(())
     }
 
-    /// Whether the annotation is about nothing: where there was no identity, none could be forged. The
-    /// identities are searched for when the policies are in force again: before, one might be forged a moment
-    /// later.
+    /// Whether the annotation is unnecessary, because no identity existed that could be forged. Identities
+    /// are searched for only once the policies are in force again: an earlier search could miss an identity
+    /// that is forged right after it.
     async fn is_void(&self, checks: &Checks, annotation: &str) -> Result<bool, Error> {
         let may_remove = self.namespace.is_none() || checks.annotated.as_deref() == Some(annotation);
         Ok(may_remove && !identities::exist(&self.client, self.namespace.as_deref()).await?)
     }
 
-    /// Finds the current object of every expected one; leaves out objects that guard no identity and may not
-    /// be read.
+    /// Finds the current object for each expected one. Leaves out objects that guard no identity and that the
+    /// provider may not read.
     async fn find_all<'a>(
         &self,
         expected: &'a [Expected],
@@ -206,9 +204,9 @@ impl AdmissionPolicies {
         Ok(())
     }
 
-    /// Puts a policy or binding in place, where it is not, and writes the annotation. One that exists is
-    /// patched, so that nothing is left that makes it apply to less; a missing one is applied, not created:
-    /// RBAC can then name the objects that this provider may make.
+    /// Writes a policy or binding, where it differs, and the annotation. An existing object is patched, so
+    /// that nothing remains that makes it apply to less. A missing object is applied, not created: RBAC can
+    /// then name the objects that this provider may make.
     async fn put(
         &self,
         expected: &Expected,
@@ -245,7 +243,7 @@ impl AdmissionPolicies {
     }
 }
 
-/// Describes the first object that guards identities and is not as a version has put it in place.
+/// Describes the first object that guards identities and is missing or changed.
 fn gap(all: &Found<'_>) -> Option<String> {
     let mut guards = all.iter().filter(|(expected, _)| expected.guards_identities());
     guards.find_map(|(expected, found)| {

@@ -7,12 +7,11 @@ use serde_json::{Value, json};
 
 /// The policy with the annotation that identities are unconfirmed.
 pub const CARRIER: &str = "capcmi-reserved-annotations";
-/// The policies without which an identity can be forged. A version may add others: those are put in place
-/// beside them. No version removes a policy, or lets one guard less than the version before: an older
-/// provider relies on it.
+/// The policies that prevent forged identities. A version may add others, which are installed beside them. No
+/// version removes a policy or lets a policy guard less than before: older providers rely on it.
 const GUARDS: [&str; 2] = [CARRIER, "capcmi-provider-id"];
 const BINDING: &str = "ValidatingAdmissionPolicyBinding";
-/// The annotation with the version of the provider that has put a policy in place.
+/// The annotation with the version of the provider that wrote a policy.
 const VERSION: &str = "infrastructure.capcmi.io/policy-version";
 
 /// A policy or binding as this version of the provider has it.
@@ -31,18 +30,18 @@ pub struct Expected {
 pub enum PolicyFinding {
     /// The object is as it should be, apart from defaults.
     AsExpected,
-    /// A newer version has put the object in place. It guards all that this version's does.
+    /// A newer version wrote the object. It guards at least as much as this version's.
     Newer,
-    /// An older version has put the object in place, or an administrator has put this version's there.
+    /// An older version wrote the object, or an administrator applied this version's.
     Older,
     /// There is no object.
     Missing,
-    /// The object is not as this version has put it in place; the first place that differs.
+    /// The object differs from this version's; the first difference.
     Different(String),
 }
 
 impl PolicyFinding {
-    /// Whether identities may have been written that nothing guarded.
+    /// Whether identities may have been written without a guard.
     pub fn is_gap(&self) -> bool {
         matches!(self, Self::Missing | Self::Different(_))
     }
@@ -90,8 +89,8 @@ impl Expected {
     }
 }
 
-/// Compares the object that was found with the expected one. Defaults of the API server change nothing;
-/// anything else that is added makes the policy apply to less.
+/// Compares the object that was found with the expected one. Defaults of the API server do not count. Any
+/// other addition makes the policy apply to less.
 pub fn compare(expected: &Expected, found: Option<&DynamicObject>) -> PolicyFinding {
     let Some(found) = found else {
         return PolicyFinding::Missing;
@@ -109,7 +108,6 @@ pub fn compare(expected: &Expected, found: Option<&DynamicObject>) -> PolicyFind
     }
 }
 
-/// The first difference of two values.
 fn difference(expected: &Value, found: &Value, place: &str) -> Option<String> {
     match (expected, found) {
         (Value::Object(expected), Value::Object(found)) => {
@@ -131,7 +129,7 @@ fn difference(expected: &Value, found: &Value, place: &str) -> Option<String> {
     }
 }
 
-/// Whether a value says the same as if it were missing.
+/// Whether a value means the same as an absent one.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,

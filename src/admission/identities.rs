@@ -13,7 +13,7 @@ use crate::apiserver::{Error, pages};
 /// Whether there are identities in the namespaces that the provider watches.
 ///
 /// # Errors
-/// The API server could not be reached, or does not let the provider look.
+/// The API server could not be reached, or denied the list.
 pub async fn exist(client: &Client, namespace: Option<&str>) -> Result<bool, Error> {
     for path in [
         InfraMachine::url_path(&(), namespace),

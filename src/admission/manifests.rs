@@ -90,7 +90,7 @@ impl File {
     }
 }
 
-/// All parts as one YAML stream that the API server takes as it is.
+/// All parts as one YAML stream, ready to apply.
 ///
 /// # Errors
 /// As those of [`Part::files`].

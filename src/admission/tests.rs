@@ -24,7 +24,7 @@ fn of_version(version: &str, policies: Vec<Value>) -> Vec<Expected> {
     all.filter_map(|object| Expected::new(object, &version)).collect()
 }
 
-/// As this version has put it in place, and then changed.
+/// Returns the object as this version writes it, with this change.
 fn as_found(expected: &Expected, change: impl FnOnce(&mut Value)) -> DynamicObject {
     let mut object = expected.object.clone();
     object["metadata"]["uid"] = json!("1");
@@ -144,13 +144,13 @@ fn a_policy_without_a_version_is_put_in_place_and_a_gap_only_if_it_differs() {
 struct Server {
     objects: StdMutex<BTreeMap<String, Value>>,
     refused: StdMutex<Option<&'static str>>,
-    /// The ends of requests, method and path, that the provider may not make.
+    /// The suffixes of requests, method and path, that the server refuses.
     forbidden: StdMutex<Vec<&'static str>>,
     /// The machines of the namespace `ns`.
     machines: StdMutex<Vec<Value>>,
-    /// The writes.
+    /// The number of writes.
     written: StdMutex<usize>,
-    /// When identities were looked for.
+    /// When identities were searched for.
     looked: StdMutex<Vec<tokio::time::Instant>>,
 }
 
@@ -198,7 +198,7 @@ impl Server {
     }
 }
 
-/// A process that has just been started.
+/// Returns the policies of a process that has just started.
 fn policies_at(server: &Arc<Server>) -> AdmissionPolicies {
     let server = Arc::clone(server);
     let service = tower::service_fn(move |request: Request<Body>| {
@@ -221,7 +221,7 @@ impl Server {
         Arc::clone(self)
     }
 
-    /// What says until when identities are unconfirmed; `None` to confirm them.
+    /// Writes the annotation that identities are unconfirmed; `None` removes it.
     fn annotate(&self, until: Option<&str>) {
         let mut objects = self.objects.lock().unwrap();
         let note = json!({"metadata": {"annotations": {UNCONFIRMED: until}}});
@@ -255,12 +255,12 @@ async fn a_provider_of_one_namespace_looks_for_identities_there() {
     let server = Arc::new(Server::default()).forbids(&[all]);
     let policies = || policies_at(&server).within(Some("ns".to_owned()));
     assert_eq!(check(&policies()).await, Enforcement::InForce);
-    // What another provider has noted may be about identities elsewhere.
+    // An annotation of another provider may concern identities elsewhere.
     server.annotate(Some("long ago"));
     assert!(why(&check(&policies()).await).contains("long ago"));
     server.annotate(None);
     assert_eq!(check(&policies()).await, Enforcement::InForce);
-    // With identities in the namespace, a gap is one.
+    // With identities in the namespace, a missing policy is a gap.
     server.identified();
     server.objects.lock().unwrap().remove(CARRIER);
     assert!(why(&check(&policies()).await).contains("kubectl annotate"));
@@ -312,7 +312,7 @@ async fn the_policies_are_in_place_from_when_they_were_first_seen_in_force() {
     server.forbids(&[]);
     check(&policies).await;
     assert_eq!(*installation.borrow(), Installation::Seen);
-    // A gap is reported elsewhere: a replica that is not ready would stop an upgrade that mends it.
+    // A gap is reported elsewhere: an unready replica would stop an upgrade that repairs it.
     server.identified();
     server.objects.lock().unwrap().remove(CARRIER);
     server.forbids(&["/capcmi-reserved-annotations"]);
@@ -361,7 +361,7 @@ async fn a_replica_that_does_not_lead_writes_nothing_and_takes_the_policies_of_a
     assert!(first.epoch().is_some() && first.epoch() != epoch);
 }
 
-/// Else an API server that does not know the policy yet would let an identity through between the two.
+/// Otherwise an API server that does not know the policy yet could let an identity through between the two.
 #[tokio::test(start_paused = true)]
 async fn policies_get_the_time_to_be_known_though_the_check_that_put_them_in_place_failed_half_way() {
     let server = Arc::new(Server::default());

@@ -1,4 +1,4 @@
-//! The errors of a reconcile, besides a driver's answer, which is an outcome and no error.
+//! The errors of a reconcile. A driver's answer is an outcome instead.
 
 use std::time::Duration;
 
@@ -7,41 +7,40 @@ use crate::api::retry::Backoff;
 /// A reconcile that could not be finished. The object stays as it is and is tried again.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The object changed since it was read, or a cache is behind. Nothing is lost: the next reconcile reads
-    /// anew.
+    /// The object changed since it was read, or a cache is behind. The next reconcile reads the object again.
     #[error("{action} conflicts with a newer version of the object")]
     Conflict {
-        /// What was being written.
+        /// The action that failed.
         action: &'static str,
     },
-    /// The object is gone.
+    /// The object does not exist.
     #[error("{action} failed: the object does not exist")]
     Gone {
-        /// What was being done.
+        /// The action that failed.
         action: &'static str,
     },
     /// The API server refused or could not be reached.
     #[error("{action} failed")]
     Api {
-        /// What was being done.
+        /// The action that failed.
         action: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<kube::Error>,
     },
     /// A value could not be written as JSON.
     #[error("{action} failed")]
     Encode {
-        /// What was being written.
+        /// The action that failed.
         action: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: serde_json::Error,
     },
 }
 
-/// An error of a request, in the API server's words where it has answered: kube's own text has the answer
-/// once more, as a value of Rust.
+/// Returns the message of a request's error. An answer of the API server is reported by its message alone:
+/// kube's text would repeat it in Debug format.
 pub fn error_message(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
@@ -62,8 +61,8 @@ impl Error {
         }
     }
 
-    /// Whether the API server has refused this object alone, rather than been unreachable, or taken no
-    /// request: an expired token and too many requests concern all objects.
+    /// Whether the API server refused this object alone. An unreachable server, an expired token and too many
+    /// requests concern all objects.
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::Api { source, .. } => matches!(
@@ -74,7 +73,7 @@ impl Error {
         }
     }
 
-    /// How long to wait before the next try, after this many failures in a row (from 1).
+    /// Returns how long to wait before the next attempt, after this many failures in a row (from 1).
     pub fn wait(&self, attempt: u32) -> Duration {
         const CONFLICT: Backoff = Backoff {
             first: Duration::from_millis(100),

@@ -31,7 +31,7 @@ const MAX_NAME: usize = 253;
 pub struct NewEvent {
     /// Normal or Warning.
     pub warning: bool,
-    /// The reason, as the condition has it.
+    /// The reason, as in the condition.
     pub reason: String,
     /// The driver call, or the action.
     pub action: &'static str,
@@ -40,8 +40,8 @@ pub struct NewEvent {
 }
 
 impl NewEvent {
-    /// The event of an object that can't be read, so that its status can't be written: only an event reaches
-    /// its user.
+    /// Returns the event for an object that can't be read. Its status can't be written, so only an event
+    /// reaches the user.
     pub fn unreadable(error: &str) -> Self {
         Self {
             warning: true,
@@ -55,21 +55,21 @@ impl NewEvent {
 /// The number of objects that are remembered, a hundred bytes each.
 const MAX_REPORTED: usize = 4096;
 
-/// Records events without kube's recorder, which keeps every event in memory for its series: the controller
-/// says a thing once, so there are no series.
+/// Records events without kube's recorder, which keeps every event in memory to build series. The controller
+/// reports each fact once, so there are no series.
 #[derive(Clone)]
 pub struct Events {
     client: Client,
     instance: String,
-    /// The hash of the event that was recorded once, by the UID of its object. Only for objects that can't be
-    /// read, of which [`MAX_REPORTED`] are remembered.
+    /// By UID, the hash of the last event of an object that can't be read. At most [`MAX_REPORTED`] objects
+    /// are remembered.
     reported: Arc<Mutex<HashMap<String, u64>>>,
     /// The time in the name of the last event.
     last_named: Arc<Mutex<Timestamp>>,
 }
 
 impl Events {
-    /// Records in the name of this process.
+    /// Records events in the name of this process.
     pub fn new(client: Client, instance: String) -> Self {
         Self {
             client,
@@ -79,7 +79,7 @@ impl Events {
         }
     }
 
-    /// Records an event on an object. A failure is logged: an event is no reason to try again.
+    /// Records an event on an object. A failure is only logged: an event is no reason to retry.
     pub async fn record<K: Resource<DynamicType = ()>>(&self, object: &K, event: NewEvent) {
         let reference = object.object_ref(&());
         if let Err(error) = self.create(reference, event).await {
@@ -87,8 +87,8 @@ impl Events {
         }
     }
 
-    /// Records that something new is wrong with a machine, on the machine or what is about it, and logs it:
-    /// the log outlives events, and is read across machines.
+    /// Records a new failure of a machine, on the machine or a related object, and logs it. The log outlives
+    /// events and covers all machines.
     pub async fn record_failure<K: Resource<DynamicType = ()>>(
         &self,
         object: &K,
@@ -116,14 +116,14 @@ impl Events {
         self.record(object, event).await;
     }
 
-    /// Records an event as [`Events::record`] does, unless it is the last one that this process recorded in
-    /// this way for this version of the object's spec; returns whether it is new.
+    /// Records an event as [`Events::record`] does, unless it equals the last event that this method recorded
+    /// for the same generation of the object. Returns whether the event is new.
     pub async fn record_once<K: Resource<DynamicType = ()>>(&self, object: &K, event: NewEvent) -> bool {
         let uid = object.meta().uid().to_owned();
         let reported = fingerprint((object.meta().generation, &event.reason, &event.note));
         let before = {
             let mut all = self.reported.lock();
-            // Users make and delete objects as they like. The worst is that one is recorded once more.
+            // Users create and delete objects freely. At worst, an event is recorded twice.
             if all.len() >= MAX_REPORTED && !all.contains_key(&uid) {
                 all.clear();
             }
@@ -178,9 +178,9 @@ impl Events {
     }
 }
 
-/// The name of an event: its object's name and the time, as all controllers have it. Where the object's name
-/// leaves no room for the time, a hash stands for the part that is cut off, so that two objects whose names
-/// begin alike do not share an event's name.
+/// Returns the name of an event: its object's name and the time, as in other controllers. If the name is too
+/// long, a hash replaces the end of the object's name: objects whose names begin alike must not share an
+/// event's name.
 fn name_of(regarding: &ObjectReference, now: Timestamp) -> String {
     let object = regarding.name.as_deref().unwrap_or("capcmi");
     let time = format!("{:x}", now.as_nanosecond());
@@ -190,7 +190,7 @@ fn name_of(regarding: &ObjectReference, now: Timestamp) -> String {
     }
     let rest = format!(".{:016x}.{time}", fingerprint((object, &regarding.uid)));
     let room = MAX_NAME.saturating_sub(rest.len());
-    // A name of the API server's is ASCII; a dot or dash may not be what its part ends with.
+    // Names in the API server are ASCII. No part of a name may end with a dot or dash.
     let start: String = object.chars().take(room).collect();
     format!("{}{rest}", start.trim_end_matches(['.', '-']))
 }

@@ -1,10 +1,9 @@
-//! Whether this replica may act: a deadline on the monotonic clock that every driver call
-//! and write is held against.
+//! Whether this replica may act: a deadline on the monotonic clock that every driver call and write checks.
 //!
-//! A process does not learn that it was stopped, or that its timers fire late. So leadership is no flag that
-//! a task clears in time, but an instant that is compared with now, immediately before each act. The clock is
-//! monotonic: it goes on while the process is stopped (SIGSTOP, a starved node) and does not jump with the
-//! wall clock.
+//! A process does not learn that it was stopped, or that its timers fire late. So leadership is not a flag
+//! that a task clears in time. It is an instant that is compared with now, immediately before each act. The
+//! clock is monotonic: it continues while the process is stopped (SIGSTOP, a starved node) and does not jump
+//! with the wall clock.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -15,8 +14,8 @@ use tokio::time::{Instant, sleep_until};
 /// A shared handle on this replica's leadership. Clones share the same leadership.
 ///
 /// # Guarantees
-/// * Leadership is held at most once in the life of a process: a lost leadership is never held again.
-/// * [`Leadership::check`] is one comparison with the clock: it holds after any pause of the process.
+/// * A process leads at most once: a lost leadership is never held again.
+/// * [`Leadership::check`] is one comparison with the clock, so that it holds after any pause.
 #[derive(Clone, Debug)]
 pub struct Leadership {
     term: Arc<watch::Sender<Term>>,
@@ -27,7 +26,7 @@ pub struct Leadership {
 #[error("this replica is not the leader")]
 pub struct NotLeader;
 
-/// Whether an error, or one that led to it, is [`NotLeader`].
+/// Whether an error or one of its sources is [`NotLeader`].
 pub fn is_not_leader(error: &(dyn Error + 'static)) -> bool {
     std::iter::successors(Some(error), |&error| error.source()).any(<dyn Error>::is::<NotLeader>)
 }
@@ -66,7 +65,7 @@ impl Leadership {
         self.term.borrow().is_held(Instant::now())
     }
 
-    /// Returns an error when this replica may not act; to be called with `?` immediately before an act.
+    /// Returns an error when this replica may not act. Call it with `?` immediately before an act.
     ///
     /// # Errors
     /// [`NotLeader`] when this replica may not act.
@@ -74,7 +73,7 @@ impl Leadership {
         if self.is_held() { Ok(()) } else { Err(NotLeader) }
     }
 
-    /// Waits until this replica is the leader; for ever when its leadership was lost.
+    /// Waits until this replica leads; forever if its leadership was lost.
     pub async fn acquired(&self) {
         let mut term = self.term.subscribe();
         // The sender lives in `self`, so that the wait can't fail.
@@ -106,9 +105,9 @@ impl Leadership {
         }
     }
 
-    /// For the elector: the lease is valid until this instant, which is when the renewing request was
-    /// *sent* plus the lease's duration. Does nothing when the leadership was lost before: there may have
-    /// been another leader since.
+    /// For the elector: the lease is valid until this instant, which is when the renewing request was *sent*
+    /// plus the lease's duration. Has no effect after leadership was lost, since another replica may have led
+    /// in between.
     pub fn renew(&self, until: Instant) {
         let now = Instant::now();
         self.term.send_modify(|term| {
@@ -121,7 +120,7 @@ impl Leadership {
         });
     }
 
-    /// Gives up the leadership: from here on every check fails.
+    /// Gives up the leadership: every later check fails.
     pub fn resign(&self) {
         self.term.send_replace(Term::Over);
     }

@@ -1,4 +1,4 @@
-//! Patches: what changed, and nothing else.
+//! Patches that contain only the changes.
 
 use kube::api::{Api, ObjectMeta, Patch, PatchParams};
 use kube::core::Request;
@@ -20,8 +20,7 @@ pub fn patch_params() -> PatchParams {
     }
 }
 
-/// Patches an object, and returns its metadata as they are then: all that is new to the caller, in an answer
-/// that can be read where the spec can't.
+/// Patches an object, and returns its new metadata, which can be read even where the spec can't.
 ///
 /// # Errors
 /// The API server refused or could not be reached.
@@ -37,8 +36,8 @@ pub async fn patch_metadata<K: Clone + Resource>(
     Ok(metadata)
 }
 
-/// Patches annotations of an InfraMachine, where it is the version or the object that `metadata` names beside
-/// them, and returns the object as it is then.
+/// Patches annotations of an InfraMachine, and returns the patched object. `metadata` holds the annotations
+/// and, as a precondition, the resource version or the UID.
 ///
 /// # Errors
 /// The API server refused or could not be reached.

@@ -1,5 +1,5 @@
-//! How an outage of the API server is logged: when it begins, once a minute while it lasts, and its end. An
-//! API server that comes and goes is logged once a minute, too.
+//! Logs an outage of the API server: its start, once a minute while it lasts, and its end. Repeated short
+//! outages are logged at most once a minute, too.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,8 +10,7 @@ use tokio::time::Instant;
 /// The least time between two lines.
 const AGAIN: Duration = Duration::from_mins(1);
 
-/// The log of an outage that a caller meets again and again: a line for each error would hide all other
-/// lines.
+/// The log of an outage that a caller runs into repeatedly. A line for each error would hide all other lines.
 #[derive(Debug)]
 pub struct OutageLog(Mutex<Lines>);
 
@@ -19,29 +18,29 @@ pub struct OutageLog(Mutex<Lines>);
 struct Lines {
     last: Option<Instant>,
     unreported: u32,
-    /// Whether the outage of the last line has not ended.
+    /// Whether the outage of the last line is still open.
     is_open: bool,
 }
 
 /// The outage that all requests share.
 static UNANSWERED: OutageLog = OutageLog::new();
 
-/// Logs that the API server gave no answer: one line for all callers, and then one a minute.
+/// Logs that the API server gave no answer: one line for all callers, then one a minute.
 pub fn log_unanswered(error: &(dyn std::error::Error + 'static)) {
     if let Some(unreported) = UNANSWERED.failed() {
         tracing::warn!(error, "the API server does not answer; retrying{unreported}");
     }
 }
 
-/// Logs that the API server answers again, where it was logged that it does not.
+/// Logs that the API server answers again, if its outage was logged.
 pub fn log_answered() {
     if UNANSWERED.answered() {
         tracing::info!("the API server answers again");
     }
 }
 
-/// Whether a request had no answer. An answer, such as that a kind is not served or an object can't be read,
-/// concerns the caller alone.
+/// Whether a request got no answer. An answer, such as an unknown kind or an unreadable object, concerns only
+/// the caller.
 pub const fn is_unanswered(error: &kube::Error) -> bool {
     matches!(
         error,
@@ -89,7 +88,7 @@ impl OutageLog {
     }
 }
 
-/// How many errors were left out of the log.
+/// The number of errors that were not logged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unreported(u32);
 

@@ -8,18 +8,17 @@ use kube::api::{ListParams, ObjectList};
 use kube::core::Request;
 use serde::de::DeserializeOwned;
 
-/// The objects in a page of a list, also of the list of a watch. Where they are large, the manager's client
-/// makes the pages smaller.
+/// The number of objects in a page of a list, including the list of a watch. For large objects, the manager's
+/// client makes the pages smaller.
 pub const PAGE: u32 = 500;
 
-/// Passes every object of the list at this path to the callback, page by page, until the callback ends it. A
+/// Passes every object of the list at this path to the callback, page by page, until the callback stops. A
 /// type with few fields keeps the memory small.
 ///
-/// Without a resource version, the first page is as new as the store (a quorum read), and the
-/// others are of the same moment.
+/// Without a resource version, the first page is a quorum read, and the others are of the same revision.
 ///
 /// # Errors
-/// The API server refused or could not be reached, or a token expired: the callback then saw only a part of
+/// The API server refused or could not be reached, or a token expired. The callback then saw only a part of
 /// the list.
 pub async fn each<T>(
     client: &Client,

@@ -15,20 +15,20 @@ const VALUE: &str = "value";
 /// Cluster API's key of the bootstrap data's format.
 const FORMAT: &str = "format";
 
-/// How many characters of an invalid name are shown.
+/// The number of characters shown of an invalid name.
 const MAX_SHOWN: usize = 253;
 
 /// The `field` of credentials that the spec names.
 pub const SECRET_REF: &str = "spec.secretRef";
 
-/// Replaces a message of a driver that may hold what must not be shown.
+/// Replaces a driver's message that may contain bootstrap data.
 const UNSAFE_TO_SHOW: &str =
     "the driver's message is withheld: cannot read the bootstrap data to remove it from the message";
 
-/// Removes the bootstrap data of a machine from a driver's messages: the driver may have kept them from the
-/// create (OPS-11).
+/// Removes the bootstrap data of a machine from a driver's messages. The driver may have kept the data since
+/// the create (OPS-11).
 pub struct Redactor {
-    /// The bootstrap data; none where they could not be read.
+    /// The bootstrap data; `None` where they could not be read.
     secrets: Option<Secrets>,
 }
 
@@ -45,7 +45,8 @@ impl Redactor {
         Self { secrets }
     }
 
-    /// Returns the message without the bootstrap data, and nothing of it where these are not known.
+    /// Returns the message without the bootstrap data. Withholds the whole message where the data are
+    /// unknown.
     pub fn redact(&self, message: &str) -> String {
         match &self.secrets {
             Some(secrets) => secrets.redact(message),
@@ -54,7 +55,7 @@ impl Redactor {
     }
 }
 
-/// Why the secrets of a call can't be put together; an operator has to act.
+/// Why the secrets of a call can't be assembled. An operator has to act.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidSecret {
     /// The Secret does not exist (yet).
@@ -65,7 +66,7 @@ pub enum InvalidSecret {
         /// The field that names it.
         field: &'static str,
     },
-    /// The Secret does not exist, and what the driver says without it is no proof that a VM is gone.
+    /// The Secret does not exist, and without its credentials the driver can't prove that a VM is gone.
     #[error(
         "Secret `{name}` does not exist, and without its credentials the driver cannot confirm that the VM \
             is deleted: restore the Secret, or delete the VM by hand and set annotation {}=true",
@@ -75,14 +76,14 @@ pub enum InvalidSecret {
         /// Its name.
         name: String,
     },
-    /// The API server does not let the provider read the Secret.
+    /// The API server denies the provider access to the Secret.
     #[error("cannot read Secret `{name}` in {field}: {why}")]
     Forbidden {
         /// Its name.
         name: String,
         /// The field that names it.
         field: &'static str,
-        /// What the API server says.
+        /// The API server's message.
         why: String,
     },
     /// The provider's own credentials for the driver can't be used.
@@ -93,7 +94,7 @@ pub enum InvalidSecret {
     OfProvider {
         /// The configured driver.
         driver: String,
-        /// What is wrong with them.
+        /// Why they can't be used.
         why: String,
     },
     /// No Secret can have this name.
@@ -126,11 +127,11 @@ pub enum InvalidSecret {
     },
 }
 
-/// Reads the driver's credentials: all keys of the Secret, and whether `clusterctl move` takes the Secret
-/// along. `field` is the field that names the Secret.
+/// Reads the driver's credentials: all keys of the Secret, and whether `clusterctl move` moves the Secret.
+/// `field` is the field that names the Secret.
 ///
 /// # Errors
-/// The outer error when the API server can't be asked, the inner one when what it answered can't be used.
+/// The outer error when the API server can't be asked, the inner one when its answer can't be used.
 pub async fn credentials(
     client: &Client,
     namespace: &str,
@@ -160,9 +161,9 @@ pub async fn credentials(
     Ok(Ok((secrets, is_movable)))
 }
 
-/// Whether `clusterctl move` takes a Secret along: by its label, or because an object of Cluster API or of
-/// this provider owns it. clusterctl follows no other owners: a Secret that something else makes, as
-/// ExternalSecrets do, stays behind.
+/// Whether `clusterctl move` moves a Secret: because of its label, or because an object of Cluster API or of
+/// this provider owns it. clusterctl follows no other owners. So it leaves behind the Secrets of
+/// ExternalSecrets, for example.
 fn is_movable(metadata: &ObjectMeta) -> bool {
     let moves = |owner: &OwnerReference| {
         let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
@@ -195,7 +196,7 @@ pub async fn bootstrap_data(
     let Some(value) = data.remove(VALUE) else {
         return Ok(Err(InvalidSecret::NoBootstrapData(name.to_owned())));
     };
-    // A Secret without a format is cloud-config, as Cluster API's older bootstrap providers meant it.
+    // Older bootstrap providers of Cluster API set no format and mean cloud-config.
     let format = data
         .remove(FORMAT)
         .map_or_else(|| b"cloud-config".to_vec(), |format| format.0);
@@ -215,7 +216,7 @@ pub fn kubeconfig_name(cluster: &str) -> String {
     format!("{cluster}-kubeconfig")
 }
 
-/// Reads the kubeconfig of a Cluster's workload cluster, as Cluster API keeps it.
+/// Reads the kubeconfig of a Cluster's workload cluster from the Secret of Cluster API.
 ///
 /// # Errors
 /// As [`credentials`].
@@ -240,8 +241,8 @@ pub async fn kubeconfig(
     Ok(data.map(|value| value.0).ok_or(InvalidSecret::NoKubeconfig(name)))
 }
 
-/// A name that a Secret can have. The client puts names into the path of a request as they are: a name with a
-/// slash would lead elsewhere, and one with a space to no request.
+/// A valid name of a Secret. The client puts names into the request path as they are: a slash would lead to
+/// another path, and a space makes the request invalid.
 struct SecretName(String);
 
 impl SecretName {
@@ -269,7 +270,7 @@ async fn read(
     match secrets.get_opt(&name).await {
         Ok(Some(secret)) => Ok(Ok(secret)),
         Ok(None) => Ok(Err(InvalidSecret::Missing { name, field })),
-        // Only new permissions change this: the error has to be seen where the machine is looked at.
+        // Only new permissions change this, so the machine has to show the error.
         Err(kube::Error::Api(status)) if status.code == 403 => {
             let why = status.message;
             Ok(Err(InvalidSecret::Forbidden { name, field, why }))

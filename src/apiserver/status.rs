@@ -1,4 +1,4 @@
-//! Publishes a status: what differs, on the version that it was made from.
+//! Publishes a status: only the differences, on the version that they were computed from.
 
 use http::header::ACCEPT;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -12,12 +12,11 @@ use serde_json::json;
 use super::{Error, METADATA_ALONE, merge_difference, patch_params};
 use crate::api::{MetadataOnly, ObjectMetaExt as _};
 
-/// Publishes a status over the one before, and returns what is new of the object: its metadata, and the
-/// status as the API server has it, whose times are whole seconds. `None` when the two are the same, and
-/// nothing was written.
+/// Publishes a status, and returns the object's new metadata and the status as stored, with times in whole
+/// seconds. Returns `None`, without a write, when the status is unchanged.
 ///
 /// # Errors
-/// [`Error::Conflict`] when the object is not the version of `metadata` any more.
+/// [`Error::Conflict`] when the object is no longer the version of `metadata`.
 pub async fn publish_status<K, S>(
     api: &Api<K>,
     metadata: &ObjectMeta,

@@ -1,14 +1,22 @@
-//! A circuit breaker for creates: no creates while there is known to be no capacity, and one at a time to
+//! A circuit breaker for creates: no creates while capacity is known to be exhausted, and one at a time to
 //! find out whether there is capacity again.
 //!
-//! There is one breaker for each class. It is closed while nothing is known against the creates of the class.
-//! An answer that capacity is exhausted opens it, and creates are refused without a call. It is half open
-//! when there may be capacity again. That is when its time is over, a VM with the same credentials is gone, a
-//! create in flight succeeded, an operator asks for a try, or a process starts with a machine that was
-//! refused before. A quota usually belongs to an account, and a driver does not name its classes. Then one
-//! create is let through. If it succeeds, the circuit recovers: waiters are woken, two for each create that
-//! succeeds, so that a fleet comes back at the pace of the back end, and in doubling numbers. If it fails,
-//! the circuit is open again, and hints that prove wrong count for less and less.
+//! There is one breaker for each class. It is closed while nothing is known against creates of the class. An
+//! answer that capacity is exhausted opens it, and creates are refused without a call. It becomes half open
+//! when there may be capacity again:
+//!
+//! * the open time is over,
+//! * a VM with the same credentials is gone,
+//! * a create in flight succeeded,
+//! * an operator requests an attempt, or
+//! * a process starts with a machine that was refused before.
+//!
+//! The credentials matter because a quota usually belongs to an account, and drivers do not report its
+//! classes.
+//!
+//! A half-open breaker lets one create through. If it succeeds, the circuit recovers: each create that
+//! succeeds wakes two waiters. So a fleet comes back at the pace of the back end, in doubling numbers. If it
+//! fails, the circuit opens again, and hints that prove wrong count less and less.
 
 mod circuit;
 mod key;
@@ -43,7 +51,7 @@ pub struct HalfOpenReason {
     pub recalled: bool,
 }
 
-/// A create was not made, because there is known to be no capacity.
+/// A create was not made, because capacity is known to be exhausted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("creates of this class are suspended, because another machine of the class exhausted the capacity")]
 pub struct CircuitOpen;
@@ -53,19 +61,19 @@ pub fn is_circuit_open(error: &(dyn Error + 'static)) -> bool {
     std::iter::successors(Some(error), |&error| error.source()).any(<dyn Error>::is::<CircuitOpen>)
 }
 
-/// A create that was let through. An attempt that is dropped before it is answered has said nothing.
+/// A create that was let through. An attempt that is dropped without an answer is inconclusive.
 #[derive(Debug)]
 pub(super) struct Attempt<'a> {
     breakers: &'a Breakers,
     key: ClassKey,
-    /// Whether the breaker counts the create: it was not closed.
+    /// Whether the breaker was not closed, so that it counts the create.
     counted: bool,
 }
 
 impl Breakers {
-    /// Lets `uid` go on to a create of this class, if the breaker allows one; otherwise queues it, and
-    /// `waker` runs when there may be capacity. The caller asks before it does anything for the create, and
-    /// is expected to make the create soon. Returns whether `uid` may go on.
+    /// Admits `uid` to a create of this class if the breaker allows one; otherwise queues it, and `waker`
+    /// runs when there may be capacity. The caller asks before any other step of the create, and is expected
+    /// to create soon. Returns whether `uid` may go on.
     pub(super) fn admit_or_wait(
         &self,
         key: &ClassKey,
@@ -107,7 +115,7 @@ impl Breakers {
         })
     }
 
-    /// Queues `uid` until there is capacity; `waker` runs then.
+    /// Queues `uid` until there may be capacity; `waker` runs then.
     pub(super) fn wait(&self, key: &ClassKey, uid: &str, waker: Waker) {
         let mut circuits = self.by_class.lock();
         let Some(circuit) = circuits.get_mut(key) else {
@@ -119,7 +127,6 @@ impl Breakers {
         circuit.wait(uid, waker);
     }
 
-    /// Forgets a machine that is gone.
     pub(super) fn forget(&self, uid: &str) {
         for circuit in self.by_class.lock().values_mut() {
             circuit.forget(uid);
@@ -133,7 +140,7 @@ impl Breakers {
         }
     }
 
-    /// Counts the breakers that hold creates back, and the machines that wait.
+    /// Counts the breakers that hold back creates, and the machines that wait.
     pub(super) fn count(&self) -> BreakerCount {
         let (mut count, now) = (BreakerCount::default(), Instant::now());
         for circuit in self.by_class.lock().values() {
@@ -147,8 +154,7 @@ impl Breakers {
         count
     }
 
-    /// Records that a VM that was made with these credentials is gone: there may be capacity for each class
-    /// of these credentials.
+    /// Records that a VM with these credentials is gone: each class with these credentials may have capacity.
     pub(super) fn on_freed(&self, credentials: &CredentialsKey) {
         let now = Instant::now();
         let mut circuits = self.by_class.lock();
@@ -180,7 +186,7 @@ impl Breakers {
 }
 
 impl Attempt<'_> {
-    /// Records the driver's answer. An error other than of capacity says nothing about it.
+    /// Records the driver's answer. Errors other than exhausted capacity are inconclusive.
     pub(super) fn record<T>(mut self, answer: &Result<T, Status>) {
         match answer {
             Ok(_) => {

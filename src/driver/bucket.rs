@@ -1,6 +1,6 @@
 //! A token bucket: calls per second.
 //!
-//! Not `governor`: it waits by timers of its own, which a test with tokio's paused clock can't advance.
+//! Not `governor`: tests can't advance its timers with tokio's paused clock.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
-/// Lets `rate` callers pass in a second, and `burst` at once after a quiet time.
+/// Lets `rate` callers pass per second, and `burst` callers together after a quiet time.
 ///
-/// A caller takes its token at once, on credit if need be, and waits until the bucket would have held it:
-/// callers pass in the order in which they came, and a caller that gives up has used up its token.
+/// A caller takes its token immediately, on credit if need be, and waits until the bucket would have held the
+/// token. So callers pass in their order of arrival, and a caller that stops waiting has used up its token.
 #[derive(Debug)]
 pub(super) struct TokenBucket {
     rate: f64,
@@ -38,7 +38,6 @@ impl TokenBucket {
         }
     }
 
-    /// Waits for the caller's token.
     pub(super) async fn take(&self) {
         let wait = self.reserve(Instant::now());
         if !wait.is_zero() {

@@ -1,4 +1,4 @@
-//! The capabilities that a driver declared last, which outlive the connection, and one fetch of them at a
+//! The capabilities that a driver declared last, which outlive the connection. At most one fetch runs at a
 //! time.
 
 use std::collections::HashMap;
@@ -13,26 +13,26 @@ use super::driver_client::DriverClient;
 use super::waker::Waker;
 use cmi_driver::{Capabilities, Code, DeclaredCapabilities, PluginInfo, Result, SpecSchema, Status};
 
-/// How long a failure to fetch the capabilities is shared with later callers: otherwise each machine of a
-/// driver that hangs would wait for an answer of its own.
+/// How long later callers share a failed fetch. Otherwise each machine of a hanging driver would wait for its
+/// own answer.
 const FAILURE_SHARED: Duration = Duration::from_secs(3);
 
-/// The capabilities of a driver. Callers that want them at the same time share one fetch (single flight).
+/// The capabilities of a driver. Concurrent callers share one fetch (single flight).
 #[derive(Debug)]
 pub(super) struct CapabilityCache {
     client: DriverClient,
-    /// What the driver declared last. The driver may have been lost since: see
+    /// The capabilities that the driver declared last. The driver may have been lost since: see
     /// [`CapabilityCache::is_current`].
     declared: RwLock<Option<DeclaredCapabilities>>,
     fetch_lock: Mutex<Option<LastFailure>>,
-    /// The waiters for the fetch of another caller.
+    /// The callers that wait for another caller's fetch.
     waiting: parking_lot::Mutex<HashMap<Arc<str>, Waker>>,
 }
 
-/// The right to fetch the driver's capabilities, and the last failure to do so. When the fetch ends, in
-/// whatever way, its waiters are woken.
+/// The right to fetch the driver's capabilities, and the last failure to do so. When it is dropped, the
+/// waiters are woken.
 struct Fetch<'a> {
-    // Dropped before the waiters are woken: a waiter has to find that it may fetch.
+    // Dropped before the waiters are woken: a waiter has to see that it may fetch.
     last_failure: MutexGuard<'a, Option<LastFailure>>,
     _wakes: WakesWaiters<'a>,
 }
@@ -63,9 +63,9 @@ impl CapabilityCache {
         }
     }
 
-    /// Returns the driver's capabilities, or the last declared ones where the driver was lost and can't be
-    /// asked. Where they have to be fetched, one caller does so; all others get `None`, and `waker` runs when
-    /// there is an answer, so that no caller waits here for the fetch of another.
+    /// Returns the driver's capabilities, or the last declared ones where the driver is lost and can't be
+    /// asked. If they have to be fetched, one caller does so. All others get `None`, and `waker` runs when
+    /// there is an answer, so that no caller waits here for another's fetch.
     pub(super) async fn try_get(&self, key: &str, waker: Waker) -> Option<Result<DeclaredCapabilities>> {
         if let Some(current) = self.current() {
             return Some(Ok(current));
@@ -75,8 +75,8 @@ impl CapabilityCache {
         Some(answer.or_else(|status| self.declared().ok_or(status)))
     }
 
-    /// Returns the driver's capabilities, and fetches them when they are unknown, or when the driver may be
-    /// another one.
+    /// Returns the driver's capabilities. Fetches them when they are unknown, or when the driver may have
+    /// been replaced.
     pub(super) async fn get(&self) -> Result<DeclaredCapabilities> {
         match self.current() {
             Some(current) => Ok(current),
@@ -84,7 +84,7 @@ impl CapabilityCache {
         }
     }
 
-    /// Does the same for a driver that answers: a failure a moment ago is no reason to wait.
+    /// Does the same for a driver that answers, even after a recent failure.
     pub(super) async fn refresh(&self) {
         if self.current().is_some() {
             return;
@@ -104,9 +104,10 @@ impl CapabilityCache {
         }
     }
 
-    /// Returns the right to fetch, or queues the caller, which is woken when the fetch of another is done.
+    /// Returns the right to fetch, or queues the caller, which is woken when another caller's fetch ends.
     fn try_begin_fetch(&self, key: &str, waker: Waker) -> Option<Fetch<'_>> {
-        // Held over both steps: a caller that is done wakes the waiters only after that, and finds the waker.
+        // Locked over both steps: a fetch that ends in between wakes the waiters only later, and finds this
+        // waker.
         let mut waiting = self.waiting.lock();
         if let Ok(last_failure) = self.fetch_lock.try_lock() {
             return Some(Fetch {
@@ -118,7 +119,7 @@ impl CapabilityCache {
         None
     }
 
-    /// Returns the answer that the previous caller got, if it still holds; otherwise asks the driver.
+    /// Returns the previous caller's answer, if it still holds; otherwise asks the driver.
     async fn fetch(&self, mut fetch: Fetch<'_>) -> Result<DeclaredCapabilities> {
         if let Some(current) = self.current() {
             return Ok(current);
@@ -133,13 +134,13 @@ impl CapabilityCache {
                 *fetch.last_failure = None;
                 Ok(declared)
             }
-            // The driver was not asked, which says nothing about the next time.
+            // The driver was not asked, so the failure is not shared.
             Err(status) if status.code() == Code::Canceled => Err(status),
             Err(status) => Err(fetch.last_failure.insert(LastFailure::of(&status)).status()),
         }
     }
 
-    /// Reports the driver's name and version in metric and log. Nothing depends on it.
+    /// Reports the driver's name and version as a metric and in the log. Nothing depends on the report.
     async fn report(&self, capabilities: &Capabilities) {
         let driver = &self.client.name;
         match self.client.get_plugin_info().await {
@@ -158,17 +159,16 @@ impl CapabilityCache {
         }
     }
 
-    /// Returns what the driver declared last, which may no longer hold.
+    /// Returns the last declared capabilities, which may no longer hold.
     pub(super) fn declared(&self) -> Option<DeclaredCapabilities> {
         self.declared.read().clone()
     }
 
-    /// Whether the driver is still the one that declared this.
+    /// Whether the driver has not been replaced since this declaration.
     pub(super) fn is_current(&self, declared: &DeclaredCapabilities) -> bool {
         declared.connection_generation == self.client.driver.connection_generation()
     }
 
-    /// Whether the capabilities need no fetch.
     pub(super) fn is_known(&self) -> bool {
         self.current().is_some()
     }
@@ -191,8 +191,8 @@ impl LastFailure {
         self.at.elapsed() < FAILURE_SHARED
     }
 
-    /// Returns UNAVAILABLE: the code of the failed call must not be taken for the answer to the call that
-    /// waits, since NOT_FOUND would lead to a create.
+    /// Returns UNAVAILABLE. The waiting call must not get the code of the failed fetch, since NOT_FOUND would
+    /// lead to a create.
     fn status(&self) -> Status {
         Status::new(Code::Unavailable, self.message.clone())
     }

@@ -1,7 +1,7 @@
-//! The credentials of a driver call: of the Secret that is named, else the provider's own for that driver.
+//! The credentials of a driver call: from the named Secret, or else the provider's own for that driver.
 //!
-//! This is the only place that decides between the two. A missing Secret that is named never leads to the
-//! provider's own credentials: another account would say of a VM that it is gone.
+//! Only this module decides between the two. A missing Secret never leads to the provider's own credentials:
+//! with another account, the driver would report that the VM is gone.
 
 use kube::Client;
 
@@ -9,12 +9,12 @@ use crate::apiserver::{Error, InvalidSecret, secrets};
 use crate::driver::ConfiguredDriver;
 use cmi_driver::{MachineClass, ProviderSpec, Secrets};
 
-/// Reads the credentials for a call of the provider's driver: all keys of the Secret, or, where none is
-/// named, the credentials that the drivers file gives the driver; none without either. `field` is the field
-/// that names the Secret.
+/// Reads the credentials for a call of the provider's driver: all keys of the Secret or, where no Secret is
+/// named, the credentials from the drivers file. They are empty without either. `field` is the field that
+/// names the Secret.
 ///
 /// # Errors
-/// The outer error when the API server can't be asked, the inner one when what was found can't be used.
+/// The outer error when the API server can't be asked, the inner one when the credentials can't be used.
 pub async fn read(
     client: &Client,
     driver: &ConfiguredDriver,
@@ -44,8 +44,8 @@ pub async fn machine_class(
     }))
 }
 
-/// Reads the credentials as [`read`] does, and whether they are at the target after `clusterctl move`: the
-/// provider's own are not moved.
+/// Reads the credentials as [`read`] does, and whether `clusterctl move` moves them: it does not move the
+/// provider's own.
 ///
 /// # Errors
 /// As [`read`].

@@ -1,4 +1,4 @@
-//! Whether a driver can be reached, for subscribers that need to know only of an outage that lasts.
+//! Reports to subscribers whether a driver is reachable, without short outages.
 
 use std::mem::discriminant;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use tokio::time::timeout;
 
 use super::{Reachability, StableReachability};
 
-/// Keeps `stable` up to date for ever: it changes when the probes have said the same for the whole grace
-/// period, for whatever reason. A probe that fails, or the restart of a plugin, leaves it as it is.
+/// Keeps `stable` up to date forever. It changes when the probes have agreed for the whole grace period, for
+/// any reason. A failed probe or the restart of a plugin does not change it.
 pub(super) async fn debounce(
     mut probed: watch::Receiver<Reachability>,
     stable: &watch::Sender<StableReachability>,
@@ -63,7 +63,7 @@ mod tests {
         assert_eq!(after(&debounced, GRACE / 2).await, StableReachability::Unsettled);
         assert_eq!(after(&debounced, GRACE).await, StableReachability::Reachable);
 
-        // A plugin that restarts, and one that does so again and again.
+        // A plugin that restarts repeatedly.
         for _ in 0..10 {
             probed.send_replace(lost("restarting"));
             assert_eq!(

@@ -13,9 +13,9 @@ use cmi_driver::{
     Code, DeclaredCapabilities, Driver, Operation, PluginInfo, Readiness, Request, Result, Secrets, Status,
 };
 
-/// The message of the CANCELED that a replica answers when it is not the leader; the driver was not called.
+/// The message of the CANCELED that a replica returns when it is not the leader. The driver is not called.
 pub(super) const NOT_LEADER: &str = "this replica is not the leader";
-/// Replaces a driver's message where it is unknown which part of it is secret.
+/// Replaces a driver's message when it is unknown which part is secret.
 const WITHHELD: &str = "the driver's message is withheld: cannot read the provider's credentials to remove \
     them from it";
 
@@ -40,7 +40,6 @@ impl DriverClient {
         })
     }
 
-    /// Sends a request to the driver.
     pub(super) async fn send<R: Request>(&self, request: R) -> Result<R::Response> {
         let secrets = request.secrets();
         self.call(R::OPERATION, &secrets, |driver| async move {
@@ -49,7 +48,6 @@ impl DriverClient {
         .await
     }
 
-    /// Asks for the driver's name and version.
     pub(super) async fn get_plugin_info(&self) -> Result<PluginInfo> {
         self.call(
             Operation::GetPluginInfo,
@@ -59,7 +57,6 @@ impl DriverClient {
         .await
     }
 
-    /// Asks what the driver implements.
     pub(super) async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
         let operation = Operation::GetPluginCapabilities;
         self.call(operation, &Secrets::default(), |driver| async move {
@@ -68,7 +65,6 @@ impl DriverClient {
         .await
     }
 
-    /// Asks whether the driver can serve.
     pub(super) async fn probe(&self) -> Result<Readiness> {
         self.call(Operation::Probe, &Secrets::default(), |driver| async move {
             driver.probe().await
@@ -76,7 +72,6 @@ impl DriverClient {
         .await
     }
 
-    /// Checks whether the driver would take a call.
     pub(super) async fn prepare_call(&self, operation: Operation) -> Result<()> {
         match self.driver.prepare_call(operation).await {
             Ok(()) => Ok(()),
@@ -84,8 +79,8 @@ impl DriverClient {
         }
     }
 
-    /// Makes a call, if this replica is the leader. When the deadline passes, or the caller drops this
-    /// future, the driver's future is dropped, which is how a driver learns that no caller waits any more.
+    /// Makes a call, if this replica is the leader. At the deadline, or when the caller drops this future,
+    /// the driver's future is dropped. That tells a driver that its caller no longer waits.
     async fn call<T, F>(
         &self,
         operation: Operation,
@@ -121,7 +116,7 @@ impl DriverClient {
         answer
     }
 
-    /// Redacts the provider's credentials, which a driver may have kept from another call and repeat in a
+    /// Redacts the provider's credentials. A driver may have kept them from another call and repeat them in a
     /// call that carries none.
     async fn without_own_credentials(&self, status: Status) -> Status {
         let Some(directory) = &self.credentials else {

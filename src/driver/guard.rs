@@ -1,4 +1,4 @@
-//! What every driver call passes before it is made.
+//! The checks before every driver call.
 //!
 //! The rules apply in this order: leadership, capabilities, the driver's rate, the circuit breaker (for
 //! creates only), and leadership again, since the wait may have been long. [`super::Permit`] bounds how many
@@ -43,7 +43,7 @@ impl GuardedDriver {
         }
     }
 
-    /// Checks whether the call may be made at all; it has not waited for the driver's rate yet.
+    /// Checks whether the call may be made, before it waits for the driver's rate.
     async fn check_callable(&self, operation: Operation) -> Result<Arc<Capabilities>> {
         self.client.check_leadership()?;
         let declared = self.capabilities.get().await;
@@ -58,7 +58,7 @@ impl GuardedDriver {
         &self.breakers
     }
 
-    /// Returns the class that a machine's breaker is for.
+    /// Returns the class for the machine's breaker.
     pub(super) fn key(&self, class: &MachineClass) -> ClassKey {
         match self.capabilities.declared() {
             Some(declared) => ClassKey::of(class, &declared.capabilities.tag_path),
@@ -69,7 +69,7 @@ impl GuardedDriver {
     /// Makes a call under all the rules.
     async fn call<R: Request>(&self, request: R) -> Result<R::Response> {
         let capabilities = self.check_callable(R::OPERATION).await?;
-        // Hashing a class takes time, and only calls that take capacity are counted by class.
+        // Hashing a class takes time, and breakers count only calls that take capacity.
         let takes_room = matches!(
             R::OPERATION,
             Operation::CreateMachine | Operation::InitializeMachine

@@ -20,7 +20,7 @@ impl Permit<'_> {
     /// Asks the driver for its name, readiness and capabilities. A driver without Probe counts as ready.
     ///
     /// # Errors
-    /// Those of the first of the three calls that fails.
+    /// The error of the first call that fails.
     pub async fn introspect(&self) -> Result<Introspection> {
         let driver = self.driver();
         Ok(Introspection {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use cmi_driver::Operation;
 
-/// The time from recording a create in its object until the call is sent that does not count towards the
-/// create's timeout, besides the wait for the driver's rate: the API server has 30 s to answer the write, and
-/// the provider may first have to fetch the driver's capabilities.
+/// The time between recording a create in its object and sending the call, apart from the wait for the
+/// driver's rate. It does not count towards the create's timeout. The API server has 30 s to answer the
+/// write, and the provider may have to fetch the driver's capabilities first.
 const CREATE_LEAD_TIME: Duration = Duration::from_mins(1);
 
 /// The namespaces whose machines may use a driver.
@@ -21,16 +21,16 @@ pub enum Namespaces {
     Only(BTreeSet<String>),
 }
 
-/// How many calls a driver gets at once and per second.
+/// The limits of the calls to a driver.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// How many calls may run at the same time. Creates leave an eighth of them to look-ups and deletions,
-    /// and one namespace leaves an eighth of them, and at least one, to the others, where there may be
+    /// How many calls may run at the same time. Creates leave an eighth of them to look-ups and deletions. If
+    /// several namespaces may use the driver, one namespace leaves an eighth, and at least one, to the
     /// others.
     pub max_concurrent_calls: NonZeroU32,
     /// How many calls may be started per second on average.
     pub calls_per_second: NonZeroU32,
-    /// How many calls may be started at once after a quiet time.
+    /// How many calls may start together after a quiet time.
     pub burst: NonZeroU32,
     /// How long each call may take.
     pub timeouts: Timeouts,
@@ -41,12 +41,12 @@ pub struct Limits {
 pub struct Timeouts {
     /// The timeout of calls that are not in `by_operation`.
     pub default: Duration,
-    /// The timeouts of calls that may take longer, or shorter.
+    /// The timeouts of calls that differ from the default.
     pub by_operation: BTreeMap<Operation, Duration>,
 }
 
 impl Namespaces {
-    /// Whether this namespace is one of them.
+    /// Whether this namespace is included.
     pub fn contain(&self, namespace: &str) -> bool {
         match self {
             Self::All => true,
@@ -64,7 +64,7 @@ impl Namespaces {
 }
 
 impl Limits {
-    /// The longest time from recording a create in its object until the call is given up. Each permit has at
+    /// The longest time from recording a create in its object until the call is abandoned. Each permit has at
     /// most one call that waits for the driver's rate, which bounds that wait.
     pub(super) fn create_given_up_after(&self) -> Duration {
         let calls = Duration::from_secs(u64::from(self.max_concurrent_calls.get()));
@@ -91,7 +91,7 @@ impl Timeouts {
 }
 
 impl Default for Timeouts {
-    /// A minute, but 10 minutes to create or initialize a VM, 5 minutes to delete one, and 10 s for the calls
+    /// One minute, but 10 minutes to create or initialize a VM, 5 minutes to delete one, and 10 s for calls
     /// about the driver itself.
     fn default() -> Self {
         Self {
@@ -109,7 +109,7 @@ impl Default for Timeouts {
 }
 
 impl Default for Limits {
-    /// 32 calls at once, 200 per second.
+    /// 32 concurrent calls, 200 calls per second.
     fn default() -> Self {
         const fn number(n: u32) -> NonZeroU32 {
             match NonZeroU32::new(n) {

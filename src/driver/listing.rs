@@ -1,8 +1,7 @@
 //! Lists of VMs: the VMs that a driver reports for a class, with the credentials of an account.
 //!
-//! This is not a `driver_query`: the inventory and the commands are no reconciles that a waker enqueues
-//! again, so they wait for their permit; and they ask once for the capabilities of the driver, for many
-//! lists.
+//! Not a `driver_query`: the inventory and the commands are not reconciles that a waker requeues, so they
+//! wait for their permit. They also fetch the driver's capabilities once for many lists.
 
 mod class_ref;
 
@@ -19,7 +18,7 @@ use cmi_driver::{
     ProviderSpec, Status,
 };
 
-/// Why there is no list. Nothing follows from that about any VM.
+/// Why there is no list. It proves nothing about any VM.
 #[derive(Debug, thiserror::Error)]
 pub enum ListError {
     /// The driver does not list after all (CTL-LM-12).
@@ -28,7 +27,7 @@ pub enum ListError {
     /// The driver failed.
     #[error(transparent)]
     Driver(#[from] Status),
-    /// The provider spec is no JSON object.
+    /// The provider spec is not a JSON object.
     #[error("cannot read the provider spec")]
     ProviderSpec(#[source] serde_json::Error),
     /// The credentials can't be used.
@@ -59,7 +58,7 @@ impl ListError {
         }
     }
 
-    /// Describes the error for an operator: a driver's answer by its message, without the code.
+    /// Describes the error for an operator. For a driver's answer, this is the message without the code.
     pub fn message(&self) -> String {
         match self {
             Self::Driver(status) => status.message().to_owned(),
@@ -70,8 +69,7 @@ impl ListError {
     }
 }
 
-/// Returns the capabilities of a driver that lists VMs; `None` where it does not list, and an error where it
-/// can't be asked.
+/// Returns the capabilities of a driver that lists VMs; `None` if it does not list.
 ///
 /// # Errors
 /// The error of the driver.
@@ -84,10 +82,10 @@ pub async fn capabilities(
     Ok(Some(capabilities).filter(|capabilities| capabilities.supports(Operation::ListMachines)))
 }
 
-/// Lists all VMs of a class, whose Secret is in this namespace.
+/// Lists all VMs of a class. Its Secret is in this namespace.
 ///
 /// # Errors
-/// [`ListError`]: a list is whole or there is none (DRV-37).
+/// [`ListError`]: a list is never partial (DRV-37).
 pub async fn list(
     client: &Client,
     driver: &ConfiguredDriver,
@@ -95,7 +93,7 @@ pub async fn list(
     namespace: &str,
     class: &ClassRef,
 ) -> Result<Vec<ListedMachine>, ListError> {
-    // Each list has a permit of its own: others get theirs in between.
+    // Each list acquires its own permit, so that other calls get permits in between.
     let permit = driver.acquire(Priority::Upkeep, requester).await;
     let class = machine_class(client, driver, namespace, class).await?;
     match permit.driver().list_machines(ListMachinesRequest { class }).await {

@@ -1,4 +1,4 @@
-//! Credentials that the provider gives a driver: a directory as the kubelet mounts a Secret.
+//! The provider's own credentials for a driver: a directory with a mounted Secret.
 
 use std::fs;
 use std::io;
@@ -10,40 +10,39 @@ use cmi_driver::{SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT};
 const MAX_BYTES: u64 = 1024 * 1024;
 /// The symbolic link that the kubelet swaps when the Secret has changed.
 const CURRENT: &str = "..data";
-/// How often a read is tried: the kubelet removes the version that it has swapped out, so a read that began
-/// before starts anew.
+/// The number of attempts to read. The kubelet removes the version that it replaces, so a read that began
+/// earlier has to start again.
 const TRIES: usize = 3;
 
-/// A directory with one file for each key, as a Secret volume has it.
+/// A directory with one file for each key, as in a Secret volume.
 ///
 /// # Guarantees
-/// * Every read returns the current content, so that credentials are renewed without a restart.
-/// * The keys of one read belong together, even while the kubelet swaps them.
-/// * Values are kept nowhere and never printed.
+/// Every read returns the current content, so that a renewal needs no restart. The keys of one read belong
+/// together, even while the kubelet swaps them. Values are never kept or printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CredentialsDirectory {
     path: PathBuf,
 }
 
-/// Why the credentials of the provider can't be used. Shows no value.
+/// Why the provider's credentials can't be used. Shows no value.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidCredentials {
     /// The directory or a file of it can't be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
-        /// What was read.
+        /// The path.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         source: io::Error,
     },
     /// The directory has no file.
     #[error("{} has no files: mount a Secret with the driver's credentials there", .0.display())]
     Empty(PathBuf),
-    /// An entry of the directory is no file.
+    /// An entry of the directory is not a file.
     #[error("{} is not a file: every key of the credentials must be a file, as in a Secret volume without \
         `items`", .0.display())]
     NoFile(PathBuf),
-    /// The name of a file can't be a key.
+    /// A file name is not a valid key.
     #[error("{} is not a valid key: use only letters, digits, `-`, `_` and `.`", .0.display())]
     Key(PathBuf),
     /// The key is reserved for the bootstrap data.
@@ -55,16 +54,15 @@ pub enum InvalidCredentials {
 }
 
 impl CredentialsDirectory {
-    /// Returns the directory, and reads nothing yet.
+    /// Returns the directory without reading it.
     pub fn new(path: PathBuf) -> Self {
         Self { path }
     }
 
-    /// Reads all keys with their current values. Blocks, if only for a moment: see
-    /// [`CredentialsDirectory::get`].
+    /// Reads all keys with their current values. Blocks for a moment: see [`CredentialsDirectory::get`].
     ///
     /// # Errors
-    /// [`InvalidCredentials`], with the place.
+    /// [`InvalidCredentials`], with the path.
     pub fn read(&self) -> Result<Secrets, InvalidCredentials> {
         let mut tries = 1;
         loop {
@@ -79,7 +77,7 @@ impl CredentialsDirectory {
         }
     }
 
-    /// Reads the same on a blocking thread, beside the async runtime's workers.
+    /// Reads the same on a blocking thread, outside the async workers.
     ///
     /// # Errors
     /// As [`CredentialsDirectory::read`].
@@ -94,8 +92,7 @@ impl CredentialsDirectory {
         })
     }
 
-    /// Reads the version that the link points at now, to the end, so that no key of another version is among
-    /// the keys.
+    /// Reads all keys of the version that the link points at now, so that no key is of another version.
     fn read_current(&self) -> Result<Secrets, InvalidCredentials> {
         let current = self.current()?;
         let mut room = MAX_BYTES;
@@ -105,7 +102,7 @@ impl CredentialsDirectory {
             let name = entry.file_name();
             let shown = self.path.join(&name);
             let Some(key) = name.to_str().filter(|key| is_key(key)) else {
-                // An entry of the kubelet's own, where there is no link yet.
+                // An entry of the kubelet, before the link exists.
                 if name.as_encoded_bytes().starts_with(b"..") {
                     continue;
                 }
@@ -124,8 +121,8 @@ impl CredentialsDirectory {
             let value = fs::read(entry.path()).map_err(|source| failed(&shown, source))?;
             secrets.push((key.to_owned(), SecretValue::from(value)));
         }
-        // The kubelet moves the link and then removes the previous version, of which keys may have been
-        // missing already.
+        // The kubelet moves the link before it removes the previous version, so keys may have been missing
+        // already.
         if self.current()? != current {
             return Err(failed(&self.path, io::ErrorKind::NotFound.into()));
         }
@@ -135,12 +132,11 @@ impl CredentialsDirectory {
         Ok(secrets.into_iter().collect())
     }
 
-    /// Returns the path of the current version.
     fn current(&self) -> Result<PathBuf, InvalidCredentials> {
         let link = self.path.join(CURRENT);
         match fs::symlink_metadata(&link) {
             Ok(_) => fs::canonicalize(&link).map_err(|source| failed(&link, source)),
-            // A plain directory, or one that the kubelet has not filled yet.
+            // A plain directory, or a volume that the kubelet has not filled yet.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(self.path.clone()),
             Err(source) => Err(failed(&link, source)),
         }
@@ -169,7 +165,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory as the kubelet mounts a Secret: a link to a link to the version that holds now.
+    /// Creates a directory as the kubelet mounts a Secret: a link to a link to the current version.
     fn mount(version: &str, keys: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         swap(root.path(), version, keys);
@@ -216,7 +212,7 @@ mod tests {
         assert_eq!(read(root.path()), pairs(&[("token", "new"), ("user", "b")]));
     }
 
-    /// Half of one version and half of another would be the credentials of no account.
+    /// A mix of two versions would be the credentials of no account.
     #[test]
     fn the_keys_of_one_read_belong_together_while_they_are_swapped() {
         let keys = |value: &'static str| [("a", value), ("b", value), ("c", value)];
@@ -256,7 +252,7 @@ mod tests {
         assert_eq!(read(root.path()), pairs(&[("token", "x")]));
     }
 
-    /// What is beside the link is no version that the kubelet made.
+    /// Files beside the link are not a version that the kubelet made.
     #[test]
     fn a_link_that_can_not_be_looked_at_does_not_count_as_none() {
         let root = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
 //! Permits to call a driver ([`super::Permit`]): how many calls run at the same time, and who is next.
 //!
-//! No worker waits for a permit, since all drivers share the workers: a reconcile that gets none is queued
-//! and ends. A free permit is set aside for the next in the queue, whose waker runs. Namespaces take turns,
-//! so that none starves another; within a namespace, the longest wait is next. `tokio`'s semaphore has
-//! neither turns nor a reserve, and its waiters are tasks.
+//! No worker waits for a permit, since all drivers share the workers: a reconcile without a permit is queued
+//! and ends. A free permit is set aside for the next waiter in the queue, whose waker runs. Namespaces take
+//! turns, so that no namespace starves another. Within a namespace, the longest wait is next. `tokio`'s
+//! semaphore has neither turns nor a reserve, and its waiters are tasks.
 
 #[cfg(test)]
 mod tests;
@@ -21,11 +21,12 @@ use crate::telemetry::metrics::PermitCount;
 
 /// How long a permit is set aside for a waiter that was woken.
 const CLAIMED_WITHIN: Duration = Duration::from_secs(5);
-/// Waits are published when their queue was not served for this long, at most [`REPORTED_AT_ONCE`] a second.
+/// Waits are published when their queue was not served for this long, at most [`REPORTED_AT_ONCE`] per
+/// second.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 const REPORTED_AT_ONCE: usize = 20;
-/// A wait in a queue that moves is published after this time, one a second: a fleet that comes up at the pace
-/// of its driver hardly causes such writes.
+/// A wait in a moving queue is published after this time, one per second. A fleet that starts at the pace of
+/// its driver hardly causes such writes.
 const LONG_QUEUE_WAIT: Duration = Duration::from_mins(5);
 
 /// The purpose of a permit. Look-ups and deletions come before creates.
@@ -33,7 +34,7 @@ const LONG_QUEUE_WAIT: Duration = Duration::from_mins(5);
 pub enum Priority {
     /// Anything but creating a VM. May use every permit.
     Upkeep,
-    /// Creating a VM, or finishing it. Leaves a reserve, so that creates that hang hold up no deletion.
+    /// Creating a VM, or finishing it. Leaves a reserve, so that hanging creates do not block deletions.
     Create,
 }
 
@@ -65,7 +66,7 @@ struct State {
 #[derive(Debug)]
 struct Queue {
     namespace: Arc<str>,
-    /// The keys that wait. A key that has left is skipped at its turn.
+    /// The waiting keys. A key that has left is skipped at its turn.
     keys: VecDeque<Arc<str>>,
     /// When the queue began, or was served last.
     served_at: Instant,
@@ -85,8 +86,8 @@ struct Waiter {
 
 impl Permits {
     /// Returns this many permits. An eighth of them, and at least one, is reserved from creates; a single
-    /// permit is for everything. Where several namespaces may use the driver, one namespace leaves another
-    /// eighth, and at least one, to the others, since a call that hangs holds its permit until its timeout.
+    /// permit serves every call. If several namespaces may use the driver, one namespace leaves another
+    /// eighth, and at least one, to the others: a hanging call holds its permit until its timeout.
     pub(super) fn new(all: NonZeroU32, shared: bool) -> Self {
         let all = all.get();
         let reserve = if all > 1 { (all / 8).max(1) } else { 0 };
@@ -105,7 +106,7 @@ impl Permits {
         }
     }
 
-    /// Takes a permit, or queues `key`, which has one place; `waker` runs when `key` should ask again.
+    /// Takes a permit, or queues `key`, which has one place. `waker` runs when `key` should ask again.
     /// Returns the priority of the permit: a permit that was set aside for a create also serves the look-up
     /// before it.
     pub(super) fn acquire_or_queue(
@@ -125,8 +126,8 @@ impl Permits {
         })
     }
 
-    /// Exchanges a permit for upkeep for one to create a VM. If no create may run, the permit is kept, and
-    /// `key` is queued.
+    /// Exchanges an upkeep permit for a permit to create a VM. If no create may run, keeps the permit and
+    /// queues `key`.
     pub(super) fn exchange_for_create(&self, key: &str, namespace: &str, waker: Waker) -> bool {
         self.change(|state| {
             state.release(namespace, Priority::Upkeep);
@@ -143,7 +144,7 @@ impl Permits {
         self.change(|state| state.release(namespace, priority));
     }
 
-    /// Removes `key` from the queue if it has not asked since then, with the permit that is set aside for it.
+    /// Removes `key` and its reserved permit from the queue, unless `key` has asked since then.
     pub(super) fn leave_unless_asked_since(&self, key: &str, since: Instant) {
         self.change(|state| {
             if state
@@ -156,13 +157,12 @@ impl Permits {
         });
     }
 
-    /// Removes `key`, which asks no more.
     pub(super) fn forget(&self, key: &str) {
         self.change(|state| state.leave(key));
     }
 
-    /// Passes on the permits that were not claimed, as when an object is gone, and wakes some of the waiters
-    /// that have to publish that they wait. Runs once a second.
+    /// Passes on permits that were not claimed, for example after a deletion. Wakes some of the waiters that
+    /// have to publish their wait. Runs once a second.
     pub(super) fn tick(&self) {
         let now = Instant::now();
         let reporters = self.change(|state| {
@@ -172,7 +172,6 @@ impl Permits {
         reporters.into_iter().for_each(Waker::wake);
     }
 
-    /// Whether `key` waits and has to publish that.
     pub(super) fn should_report(&self, key: &str) -> bool {
         self.state
             .lock()
@@ -181,7 +180,6 @@ impl Permits {
             .is_some_and(|waiter| waiter.is_reported)
     }
 
-    /// Counts the permits in use, and those that wait for one.
     pub(super) fn count(&self) -> [PermitCount; 2] {
         let state = self.state.lock();
         let Count { all, creates } = state.held();
@@ -215,8 +213,8 @@ impl Permits {
         state.held().has_room(self.most, priority) && of_it.has_room(self.most_per_namespace, priority)
     }
 
-    /// Changes the state, sets permits aside for those that can have one then, and wakes them. A waker may
-    /// ask for a permit, so it runs without the lock.
+    /// Changes the state, sets permits aside for the waiters that can have one then, and wakes these waiters.
+    /// A waker may ask for a permit, so it runs without the lock.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state.lock();
         let result = change(&mut state);
@@ -234,7 +232,7 @@ impl Permits {
         result
     }
 
-    /// Returns the next of the namespace whose turn it is.
+    /// Returns the next waiter of the namespace whose turn it is.
     fn next(&self, state: &mut State) -> Option<(Priority, Arc<str>, Arc<str>)> {
         [Priority::Upkeep, Priority::Create]
             .into_iter()
@@ -347,7 +345,7 @@ impl State {
         }
     }
 
-    /// Returns the wakers of waiters that have to publish that they wait, each waiter once.
+    /// Returns the wakers of waiters that have to publish their wait, each waiter once.
     fn next_to_report(&mut self, now: Instant) -> Vec<Waker> {
         let (mut stuck, mut moving, mut wakers) = (REPORTED_AT_ONCE, 1, Vec::new());
         for queue in self.queues.values().flatten() {

@@ -18,7 +18,7 @@ const SHORT_PROBE_INTERVAL: Duration = Duration::from_secs(2);
 /// Whether a driver answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reachability {
-    /// The driver was not asked yet, or has not said the same for long enough.
+    /// The driver was not asked yet, or its probes have not agreed for long enough.
     Unsettled,
     /// The driver is ready to serve.
     Reachable,
@@ -26,10 +26,10 @@ pub enum Reachability {
     Unreachable(Arc<str>),
 }
 
-/// Whether a driver answers, as its probes have said for a while.
+/// Whether a driver answers, debounced.
 pub type StableReachability = Reachability;
 
-/// Probes a driver, and has its capabilities fetched when it answers.
+/// Probes a driver, and fetches its capabilities when it answers.
 #[derive(Debug)]
 pub(super) struct Prober {
     client: DriverClient,
@@ -52,12 +52,12 @@ impl Prober {
         self.reachability.subscribe()
     }
 
-    /// Records the answer to a call as a hint, which leads to a probe. The probe decides, so that single
-    /// calls do not turn the driver on and off.
+    /// Records the answer to a call as a hint, which triggers a probe. The probe decides, so that single
+    /// calls do not change the state back and forth.
     pub(super) fn record_answer<T>(&self, answer: &Result<T>) {
         let answers = match answer.as_ref().map_err(Status::code) {
             Err(code) if code.is_outage() => false,
-            // A call that was given up or failed for an unknown reason says nothing about the driver.
+            // A call that was cancelled or failed for an unknown reason proves nothing about the driver.
             Err(Code::Canceled | Code::Unknown) => return,
             Ok(_) | Err(_) => true,
         };
@@ -67,7 +67,7 @@ impl Prober {
         }
     }
 
-    /// Probes for ever, once this replica is the leader.
+    /// Probes forever, once this replica leads.
     pub(super) async fn run(&self) {
         self.client.leadership.acquired().await;
         let mut generation = self.client.driver.connection_generation();
@@ -92,7 +92,7 @@ impl Prober {
         }
     }
 
-    /// Returns the result of a probe; nothing when this replica may not ask.
+    /// Returns the result of a probe; `None` when this replica may not ask.
     async fn probe(&self) -> Option<Reachability> {
         match Readiness::from_probe(self.client.probe().await) {
             Ok(Readiness::Ready) => Some(Reachability::Reachable),

@@ -85,7 +85,7 @@ impl ConfiguredDrivers {
         })
     }
 
-    /// Returns the driver that an object of this namespace gets, by its `spec.driver`.
+    /// Returns the driver for an object of this namespace, by its `spec.driver`.
     ///
     /// # Errors
     /// [`ResolveError`], a sentence for the author of the object.
@@ -116,7 +116,8 @@ impl ConfiguredDrivers {
             })
     }
 
-    /// Returns the driver that has the VM of an object, whichever namespaces may use the driver now.
+    /// Returns the driver that has the VM of an object, whether or not its namespace may still use the
+    /// driver.
     ///
     /// # Errors
     /// [`ResolveError::Removed`]
@@ -144,14 +145,14 @@ impl ConfiguredDrivers {
         }
     }
 
-    /// Returns the driver of this name, for any namespace: for a VM that the driver has made, also where the
-    /// namespace may no longer use the driver.
+    /// Returns the driver of this name for a VM that the driver made, even if the VM's namespace may no
+    /// longer use it.
     pub fn named(&self, name: &str) -> Option<Arc<ConfiguredDriver>> {
         self.by_name.get(name).map(Arc::clone)
     }
 
-    /// Ends a reconcile of `key` that began then: where it has not asked a driver for a permit, `key` leaves
-    /// the queue of that driver. Otherwise others would wait while a permit is set aside for it.
+    /// Ends a reconcile of `key` that began at `began`. If `key` has not asked a driver for a permit since,
+    /// it leaves that driver's queue. Otherwise others would wait while a permit is set aside for it.
     pub fn reconciled(&self, key: &str, began: Instant) {
         self.iter()
             .for_each(|driver| driver.permits.leave_unless_asked_since(key, began));
@@ -162,8 +163,8 @@ impl ConfiguredDrivers {
         self.iter().for_each(|driver| driver.forget(key));
     }
 
-    /// Runs a task for each driver, for ever: a task that hangs does not hold up the others. The tasks end
-    /// with this future, which resumes the panic of a task.
+    /// Runs a task for each driver, forever: a task that hangs does not block the others. The tasks end with
+    /// this future, which resumes the panic of a task.
     pub async fn run_for_each<T>(&self, task: impl Fn(Arc<ConfiguredDriver>) -> T)
     where
         T: Future<Output = ()> + Send + 'static,

@@ -10,17 +10,17 @@ use crate::driver::{ConfiguredDriver, ConfiguredDrivers, ResolveError};
 /// Which driver a machine gets.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// The driver that has the machine's VM, also where the namespace may not use it any more: an existing VM
-    /// has to be looked after, and deleted.
+    /// The driver that has the machine's VM, even if the namespace may no longer use it: the VM still has to
+    /// be managed and deleted.
     Holder(String),
     /// The driver that the machine asks for, if its namespace may use it.
     Asked(Option<String>),
 }
 
-/// Resolves the driver of a machine, whatever the machine needs of it.
+/// Resolves the driver of a machine, for any call.
 ///
 /// # Errors
-/// [`ResolveError`]: what of the configuration keeps it from having one.
+/// [`ResolveError`]: the fault in the configuration.
 pub fn driver_of(
     drivers: &ConfiguredDrivers,
     machine: &InfraMachine,
@@ -32,7 +32,7 @@ pub fn driver_of(
     }
 }
 
-/// Decides which driver a machine gets, by the machine alone.
+/// Decides which driver a machine gets, from the machine alone.
 pub fn choice(machine: &InfraMachine) -> Choice {
     let exists = machine.metadata.deletion_timestamp.is_some() || machine.spec.provider_id.is_some();
     match identity::bound(machine) {

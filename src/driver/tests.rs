@@ -19,11 +19,11 @@ use cmi_driver::{
 
 type Script<T> = Box<dyn Fn() -> BoxFuture<'static, Result<T>> + Send + Sync>;
 
-/// A driver that answers what a test says, and remembers what it was asked.
+/// A driver that answers as scripted, and records its calls.
 pub(crate) struct FakeDriver {
     pub connection_generation: Arc<AtomicU64>,
     pub capabilities: Arc<Mutex<Result<Capabilities>>>,
-    /// How long it takes to say what it implements.
+    /// The delay of the answer with its capabilities.
     pub takes: Duration,
     pub create: Script<Machine>,
     pub probe: Script<Readiness>,
@@ -117,7 +117,7 @@ pub(crate) fn configured_driver_with(
     ConfiguredDriver::new(settings, Arc::new(driver), leadership, Arc::new(Metrics::new()))
 }
 
-/// A driver that is asked one thing at a time.
+/// Returns a driver that allows one call at a time.
 pub(crate) fn driver_with_one_permit(driver: FakeDriver) -> ConfiguredDriver {
     let limits = Limits {
         max_concurrent_calls: std::num::NonZeroU32::MIN,
@@ -136,7 +136,7 @@ fn settings(limits: Limits) -> Settings {
     }
 }
 
-/// No permit is kept for another namespace.
+/// No permit is reserved for another namespace.
 fn of_one_namespace(limits: Limits) -> Settings {
     Settings {
         namespaces: Namespaces::Only(["ns".to_owned()].into()),
@@ -144,7 +144,7 @@ fn of_one_namespace(limits: Limits) -> Settings {
     }
 }
 
-/// As [`configured_driver`], with credentials from the provider's side.
+/// As [`configured_driver`], with the provider's own credentials.
 fn configured_driver_with_credentials(driver: FakeDriver, directory: &std::path::Path) -> ConfiguredDriver {
     let settings = Settings {
         credentials: Some(CredentialsDirectory::new(directory.to_owned())),
@@ -153,7 +153,7 @@ fn configured_driver_with_credentials(driver: FakeDriver, directory: &std::path:
     configured_driver_with(settings, driver, Leadership::unelected())
 }
 
-/// The driver `pool`, without limits of its own.
+/// The driver `pool`, with default limits.
 pub(crate) fn configured_driver(driver: impl Driver + 'static) -> ConfiguredDriver {
     configured_driver_with(settings(Limits::default()), driver, Leadership::unelected())
 }
@@ -282,7 +282,7 @@ async fn what_the_driver_does_not_offer_is_unimplemented_without_a_round_trip() 
     assert_eq!(*calls.lock().unwrap(), [Operation::GetPluginCapabilities]);
 }
 
-/// DRV-30: the answer to another question must not lead to a create.
+/// DRV-30: the answer to another call must not lead to a create.
 #[tokio::test]
 async fn a_driver_that_cannot_say_what_it_implements_is_unavailable_and_not_called() {
     let driver = FakeDriver {
@@ -301,7 +301,7 @@ async fn a_driver_that_cannot_say_what_it_implements_is_unavailable_and_not_call
     assert_eq!(*calls.lock().unwrap(), [Operation::GetPluginCapabilities]);
 }
 
-/// Nothing is written about a create that could not leave this process.
+/// No record is written for a create that could not leave this process.
 #[tokio::test]
 async fn prepare_call_reports_an_unreachable_driver() {
     let driver = configured_driver(FakeDriver {
@@ -345,7 +345,7 @@ async fn exhausted_holds_back_creates_of_the_class_but_no_delete() {
     );
 }
 
-/// It was let go on to its create before.
+/// Its create was admitted before.
 #[tokio::test(start_paused = true)]
 async fn a_create_that_waits_for_the_rate_is_not_sent_once_another_finds_no_room() {
     let driver = FakeDriver::creating(|| async { Err(Status::new(Code::ResourceExhausted, "full")) });
@@ -420,7 +420,7 @@ async fn a_call_that_takes_too_long_is_dropped_and_its_slot_is_free_again() {
         .unwrap();
 }
 
-/// A deletion that knows no more than the note counts a create as given up by then.
+/// A deletion that knows only the record counts the create as abandoned by then.
 #[tokio::test(start_paused = true)]
 async fn a_create_that_waits_for_the_drivers_rate_gets_its_whole_timeout_and_is_given_up_in_time() {
     const PERMITS: u32 = 300;
@@ -467,7 +467,7 @@ fn create_waits_for_at_most_one_call_of_each_permit() {
     );
 }
 
-/// An API server that takes long for the note, and a process that was suspended.
+/// The API server takes long to write the record, and the process was suspended.
 #[tokio::test(start_paused = true)]
 async fn a_create_is_given_up_in_time_whatever_has_held_it_up_and_not_sent_after_that() {
     let longest = Limits::default().create_given_up_after();
@@ -511,7 +511,7 @@ async fn a_driver_that_panics_is_internal_for_that_call_and_no_more() {
         .unwrap();
 }
 
-/// OPS-11: also those of the provider's side, and also where the call carries none.
+/// OPS-11: this includes the provider's own credentials, even if the call carries none.
 #[tokio::test]
 async fn the_providers_own_credentials_are_in_no_message() {
     let directory = tempfile::tempdir().unwrap();
@@ -622,8 +622,7 @@ async fn probes_report_when_the_driver_goes_and_comes_back_and_then_it_is_asked_
     assert_eq!(asked(), 2);
 }
 
-/// A driver that hangs on every call holds no more than its permits, and creates that
-/// hang hold no deletion up.
+/// A driver that hangs on every call holds only its permits, and hanging creates block no deletion.
 #[tokio::test(start_paused = true)]
 async fn creates_that_hang_leave_permits_for_deletions_and_a_waiter_is_woken() {
     let limits = Limits {
@@ -699,8 +698,8 @@ async fn look_up_permit_serves_a_create_if_one_is_left_for_deletions() {
     assert!(second.may_create("second", Waker::new(|| {})));
 }
 
-/// An object without a finalizer may go while its reconcile is on the way to the queue: no reconcile of it
-/// follows. One that has published its wait is not woken for that once more.
+/// An object without a finalizer may be deleted while its reconcile is on the way to the queue: no reconcile
+/// of it follows. A machine that has published its wait is not woken again for that.
 #[tokio::test(start_paused = true)]
 async fn a_permit_that_is_reserved_for_one_that_never_asks_goes_to_the_next_waiter_without_another_request() {
     let driver = driver_with_one_permit(FakeDriver::default());
@@ -727,7 +726,7 @@ async fn a_permit_that_is_reserved_for_one_that_never_asks_goes_to_the_next_wait
     assert!(waited < Duration::from_secs(7), "{waited:?}");
 }
 
-/// Each machine of a driver that hangs would else wait for the same, one after the other.
+/// Otherwise each machine of a hanging driver would wait for the same answer, one after the other.
 #[tokio::test(start_paused = true)]
 async fn a_question_right_after_one_that_the_driver_could_not_answer_gets_the_same_answer() {
     let driver = FakeDriver {
@@ -770,7 +769,7 @@ async fn a_driver_that_became_another_unseen_is_asked_anew_and_reported() {
     );
 }
 
-/// As a plugin, which the question makes the connection with.
+/// The driver is a plugin: the call for its capabilities makes the connection.
 #[tokio::test(start_paused = true)]
 async fn a_driver_that_is_met_by_the_question_what_it_is_has_answered_it_and_is_not_asked_again() {
     let driver = FakeDriver {
@@ -809,8 +808,8 @@ async fn what_a_driver_declares_is_kept_once() {
     assert!(Arc::ptr_eq(&declared, &permit.known_capabilities()));
 }
 
-/// Else a fleet that is looked at after a restart would stand in the queue for this one answer, and hold up a
-/// machine that has something to ask of the driver.
+/// Otherwise, after a restart, a whole fleet would queue for this one answer and delay a machine that needs a
+/// call.
 #[tokio::test(start_paused = true)]
 async fn of_many_callers_one_asks_what_the_driver_is_and_the_others_are_woken_without_a_place_in_the_queue() {
     let driver = FakeDriver {
@@ -881,7 +880,7 @@ async fn a_waiter_for_the_answer_is_woken_also_when_there_is_none_and_when_the_q
     }
 }
 
-/// A plugin that is upgraded may take what the one before would have refused.
+/// An upgraded plugin may accept a spec that its predecessor would have refused.
 #[tokio::test(start_paused = true)]
 async fn what_a_driver_said_before_it_became_another_is_not_current() {
     let driver = FakeDriver::default();

@@ -1,8 +1,8 @@
 //! Locks that let one call at a time change an existing VM, whichever controller makes the call.
 //!
-//! A reconcile of an InfraMachine makes one call after the other. A remediation restarts the same VM from a
-//! work queue of its own: during an update, a driver that locks its VM would refuse the restart, and the
-//! Machine would be replaced for it.
+//! A reconcile of an InfraMachine makes its calls one after another. A remediation restarts the same VM from
+//! another work queue. During an update, a driver that locks its VM would refuse the restart, and the Machine
+//! would be replaced.
 
 use std::collections::HashSet;
 
@@ -23,7 +23,7 @@ impl VmLocks {
     /// Locks the VM of the machine of this UID, unless it is locked.
     pub fn try_lock<'a>(&'a self, uid: &'a str) -> Option<VmLock<'a>> {
         let is_free = self.0.lock().insert(uid.to_owned());
-        // The lock is created only where it is held: dropping a lock unlocks.
+        // The lock is created only where it is held: dropping a lock unlocks the VM.
         is_free.then(|| VmLock { locks: self, uid })
     }
 }

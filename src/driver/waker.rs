@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Makes a requester that waits look again. It must not block.
+/// Makes a waiting requester ask again. Must not block.
 pub struct Waker(Box<dyn FnOnce() + Send>);
 
 impl Waker {

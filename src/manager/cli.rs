@@ -1,4 +1,5 @@
-//! The command line of `capcmi-manager`, and what `capcmi` shares with it: the drivers file, errors, output.
+//! The command line of `capcmi-manager`, and the code that `capcmi` shares with it: the drivers file, errors,
+//! output.
 //!
 //! Only this module names concrete drivers. Exit codes: 0 done, 1 failed, 2 used or configured wrongly
 //! (nothing was started).
@@ -105,12 +106,12 @@ pub fn finish(program: &str, ended: Result<(), CommandError>) -> ExitCode {
     }
 }
 
-/// The variable that says how many threads run tasks; tokio's own.
+/// The variable with the number of threads that run tasks, as in tokio.
 const WORKER_THREADS: &str = "TOKIO_WORKER_THREADS";
 
-/// The most threads that run tasks, unless [`WORKER_THREADS`] says how many. At the highest pace that an API
-/// server can follow, a fleet takes a sixth of a core: one thread for each core of a large node would hold
-/// memory for nothing.
+/// The most threads that run tasks, unless [`WORKER_THREADS`] sets the number. At the highest pace that an
+/// API server can follow, a fleet takes a sixth of a core. One thread for each core of a large node would
+/// waste memory.
 const MAX_WORKER_THREADS: usize = 2;
 
 fn worker_threads(wanted: Option<&OsStr>) -> Result<usize, CommandError> {

@@ -1,4 +1,4 @@
-//! The client of the API server, and what limits its requests.
+//! The client of the API server, and the limits of its requests.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -22,11 +22,11 @@ use super::most_recent::request_most_recent;
 use super::pages::{MAX_BYTES, Page, Pages};
 use crate::apiserver::leadership::Leadership;
 
-/// The most concurrent requests, watches excepted: each needs a connection over HTTP/1.1. Over HTTP/2, API
-/// servers allow 100 on a connection.
+/// The maximum number of concurrent requests, except watches. Over HTTP/1.1, each needs a connection. Over
+/// HTTP/2, API servers allow 100 on a connection.
 const MAX_REQUESTS: usize = 64;
-/// How long the API server may take to begin its answer, and for each further piece of it, but for the events
-/// of watches.
+/// How long the API server may take to begin its answer, and for each further piece of it. The events of
+/// watches have no limit.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The namespace of clients that no kubeconfig describes.
@@ -40,9 +40,9 @@ pub struct RequestTimedOut(Duration);
 /// The protocol that the controllers speak to the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// HTTP/2 where the API server offers it, over a connection for watches and one for all else.
+    /// HTTP/2 where the API server offers it: one connection for watches, another for all other requests.
     Http2,
-    /// HTTP/1.1, over a connection for each request at a time.
+    /// HTTP/1.1, with a connection for each concurrent request.
     Http1,
 }
 
@@ -64,9 +64,9 @@ pub enum ApiServer {
     InProcess(InProcessService),
 }
 
-/// A client for the manager's own requests: the lease, and the reviews of callers of the diagnostics. These
-/// are made whether or not this replica leads. No other request shares a connection with them, so that a
-/// stall of the controllers' requests does not cost the lease.
+/// Returns a client for the manager's own requests: the lease, and the reviews of callers of the diagnostics.
+/// The manager makes these whether or not this replica leads. No other request shares a connection with them,
+/// so that a stall of the controllers' requests does not cost the lease.
 pub(super) fn manager_client(api_server: &ApiServer) -> Result<Client, kube::Error> {
     match api_server {
         ApiServer::Network { config, .. } => Ok(ClientBuilder::try_from(prepared(*config.clone()))?.build()),
@@ -74,7 +74,7 @@ pub(super) fn manager_client(api_server: &ApiServer) -> Result<Client, kube::Err
     }
 }
 
-/// The client of the controllers: it refuses every write while this replica does not lead.
+/// Returns the client of the controllers, which refuses every write while this replica does not lead.
 pub(super) fn controller_client(
     api_server: &ApiServer,
     leadership: Leadership,
@@ -97,12 +97,12 @@ pub(super) fn controller_client(
             let builder = ClientBuilder::new(connections, config.default_namespace);
             Ok(builder.with_layer(&limits).build())
         }
-        // kube's own client decides what it makes of a proxy.
+        // kube's own client handles a proxy, or refuses it.
         Protocol::Http2 | Protocol::Http1 => Ok(ClientBuilder::try_from(config)?.with_layer(&limits).build()),
     }
 }
 
-/// A client that only reads: it refuses every write. It makes one request after another.
+/// Returns a client that only reads: it refuses every write. It makes one request after another.
 ///
 /// # Errors
 /// The configuration can't be used.
@@ -114,8 +114,8 @@ pub fn reading(config: Config) -> Result<Client, kube::Error> {
     controller_client(&api_server, Leadership::elected())
 }
 
-/// Prepares the configuration of a client. kube would retry a refused request for minutes, whatever its verb:
-/// a reconcile is requeued by itself instead.
+/// Prepares the configuration of a client. kube would repeat a refused request for minutes, even a write: a
+/// reconcile is requeued instead.
 fn prepared(mut config: Config) -> Config {
     config.default_retry = false;
     let agent = concat!("capcmi/", env!("CARGO_PKG_VERSION"));
@@ -123,9 +123,9 @@ fn prepared(mut config: Config) -> Config {
     config
 }
 
-/// The limits of requests: no write without leadership, not too many at the same time, none without a
-/// deadline. Of these, only the deadline applies to watches, which are reads that last: it applies to the
-/// head of the answer, which a server sends before there is an event.
+/// Limits requests: no write without leadership, not too many at the same time, and a deadline for each.
+/// Watches are long-lived reads. Only the deadline applies to them, and only until the head of the answer,
+/// which a server sends before the first event.
 #[derive(Clone)]
 struct RequestLimits {
     leadership: Leadership,
@@ -149,7 +149,7 @@ impl<S> Layer<S> for RequestLimits {
     }
 }
 
-/// An answer that has come in full, or the answer of a watch, which comes for as long as the watch lasts.
+/// A complete answer, or the answer of a watch, which lasts as long as the watch.
 type LimitedResponse<B> = Response<Either<Full<Bytes>, B>>;
 
 impl<S, B> Service<Request<Body>> for Limited<S>
@@ -197,8 +197,8 @@ where
     }
 }
 
-/// Reads a body to its end, but that of a page no further than its bound. An API server that stalls in the
-/// middle of an answer counts as one that does not answer.
+/// Reads a body to its end, but the body of a page only up to its bound. An API server that stalls within an
+/// answer counts as not answering.
 async fn collect<B>(mut body: B, mut page: Option<Page>, pages: &Pages) -> Result<Bytes, BoxError>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(event.unwrap().ok().unwrap().into_data().unwrap(), "{}");
     }
 
-    /// Else 500 of the largest objects that a tenant can make would be in memory at once.
+    /// Otherwise 500 of the largest objects that a tenant can create would be in memory together.
     #[tokio::test]
     async fn a_page_that_is_too_large_is_not_read_to_its_end_and_the_next_is_smaller() {
         let asked = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -342,7 +342,7 @@ mod tests {
         };
         let mut service = limits.layer(service_fn(move |request: Request<Body>| {
             noted.lock().unwrap().push(request.uri().to_string());
-            // 1.5 MiB an object.
+            // 1.5 MiB for each object.
             let query = request.uri().query().unwrap().to_owned();
             let objects = query.strip_prefix("limit=").unwrap().parse::<usize>().unwrap();
             let object = Bytes::from(vec![b'x'; 3 << 19]);
@@ -369,7 +369,7 @@ mod tests {
         );
     }
 
-    /// What a stalled connection is: the head of the answer has come, and then nothing more.
+    /// A stalled connection: the head of the answer arrives, and then nothing more.
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_stalls_half_way_is_given_up_and_its_slot_is_free_again() {
         let (sender, answers) = tokio::sync::mpsc::unbounded_channel::<&'static str>();

@@ -1,20 +1,21 @@
-//! The connections of the controllers to the API server: HTTP/2, one for watches and one for all else.
+//! The connections of the controllers to the API server over HTTP/2: one for watches and one for all other
+//! requests.
 //!
 //! kube's own client speaks HTTP/1.1, where each concurrent request needs a connection. A bare client made
-//! 214 machines a second over HTTP/2, and 180 to 198 over HTTP/1.1 with a quarter more CPU. The rest
-//! (certificates, tokens, impersonation, timeouts) is done by kube's parts.
+//! 214 machines a second over HTTP/2, and 180 to 198 over HTTP/1.1 with a quarter more CPU. kube's parts do
+//! the rest (certificates, tokens, impersonation, timeouts).
 //!
 //! # Guarantees
-//! * A server that does not offer HTTP/2, or is not reached by TLS, is spoken to in HTTP/1.1.
-//! * A connection whose other end is gone without a word is given up within [`PING_INTERVAL`] and
-//!   [`PING_TIMEOUT`]: every request over it would stall with it.
-//! * A server that answers pings and nothing else for [`STALLED_AFTER`] loses its connections: the next ones
-//!   may lead to another server at the same address.
-//! * A request is sent again over another connection where the server closed the first without having looked
-//!   at the request, at most [`MAX_TRANSPARENT_RETRIES`] times. No other request is: it may have been carried
-//!   out.
-//! * No connection gets a write while this replica does not lead, however long the connection took to
-//!   establish, and also when the write is sent once more.
+//! * The protocol is HTTP/1.1 without TLS, and where the server does not offer HTTP/2.
+//! * A connection that is lost silently is replaced within [`PING_INTERVAL`] and [`PING_TIMEOUT`]. Otherwise
+//!   every request over it would stall.
+//! * A server that answers only pings for [`STALLED_AFTER`] loses its connections. The next ones may lead to
+//!   another server at the same address.
+//! * A request is repeated over another connection only if the server reports that it did not process the
+//!   request. This happens at most [`MAX_TRANSPARENT_RETRIES`] times. No other request is repeated, since the
+//!   server may have processed it.
+//! * No connection gets a write while this replica does not lead. This holds however long the connection took
+//!   to establish, and for repeated writes.
 
 mod generation;
 
@@ -45,19 +46,19 @@ use crate::apiserver::leadership::Leadership;
 
 use generation::{Connections, Purpose};
 
-/// The silence of the server that leads to a ping while a request is under way.
+/// How long the server may be silent during a request before it gets a ping.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
-/// How long the answer to a ping may take. A process that is stalled for so long loses a healthy connection,
-/// and a dead connection stalls all requests over it for so long.
+/// How long the answer to a ping may take. A process that stalls for so long loses a healthy connection, and
+/// a dead connection stalls its requests for so long.
 const PING_TIMEOUT: Duration = Duration::from_secs(8);
-/// The least wait of a request that marks its connection as stalled when it is cancelled.
+/// A cancelled request marks its connection as stalled if it has waited at least this long.
 const STALLED_AFTER: Duration = Duration::from_secs(15);
-/// How many bytes of the answer to one request may be under way, or unread.
+/// How many bytes of the answer to one request may be in flight or unread.
 const STREAM_WINDOW: u32 = 2 << 20;
-/// How many bytes of all answers of a connection may be under way, or unread. Concurrent streams can never
-/// have as many, so that an unread answer stalls no other.
+/// How many bytes of all answers of a connection may be in flight or unread. Concurrent streams never reach
+/// this, so that an unread answer does not stall others.
 const CONNECTION_WINDOW: u32 = 256 << 20;
-/// How often a request is sent again that the server has not looked at. A server that stops refuses a request
+/// How often a request is repeated that the server has not processed. A server that stops refuses a request
 /// once.
 const MAX_TRANSPARENT_RETRIES: u8 = 3;
 
@@ -67,7 +68,7 @@ pub(super) type HttpService = BoxService<Request<Body>, Response<Incoming>, BoxE
 type Connector = TimeoutConnector<HttpsConnector<HttpConnector>>;
 type Http = legacy::Client<Connector, Body>;
 
-/// The connections for a configuration without a proxy. Nothing is connected before it is needed.
+/// Returns the connections for a configuration without a proxy. Connects only when needed.
 pub(super) fn http2(config: &Config, leadership: Leadership) -> Result<HttpService, kube::Error> {
     giving_up_after(STALLED_AFTER, config, leadership)
 }
@@ -91,11 +92,11 @@ fn giving_up_after(
     Ok(service.map_err(Into::into).boxed())
 }
 
-/// Connects by TLS that offers HTTP/2 and HTTP/1.1, in this order.
+/// Returns a connector over TLS that offers HTTP/2 and HTTP/1.1, in this order.
 fn connector(config: &Config) -> Result<Connector, kube::Error> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
-    // Many small requests share a connection: none may wait for another's acknowledgement.
+    // Many small requests share a connection: no request may wait for another's acknowledgement.
     tcp.set_nodelay(true);
     let mut builder = HttpsConnectorBuilder::new()
         .with_tls_config(config.rustls_client_config()?)
@@ -154,7 +155,7 @@ impl Service<Request<Body>> for Sender {
         let mut answer = unanswered.http().request(request);
         let is_version_logged = Arc::clone(&self.is_version_logged);
         Box::pin(async move {
-            // A connection gets the request in the poll that finds it. After that the answer counts.
+            // A ready connection gets the request in the same poll. After that, the answer counts.
             let answer = poll_fn(|cx| {
                 if let Some(leadership) = &leadership
                     && connection.connection_metadata().is_none()
@@ -173,7 +174,7 @@ impl Service<Request<Body>> for Sender {
     }
 }
 
-/// Retries a request that the server has not looked at, over the next connection.
+/// Repeats a request that the server has not processed, over the next connection.
 #[derive(Clone)]
 struct TransparentRetry(u8);
 
@@ -202,8 +203,8 @@ impl<R> Policy<Request<Body>, R, BoxError> for TransparentRetry {
     }
 }
 
-/// Whether the server has answered that it did nothing with a request (RFC 9113, 6.8 and 8.7). It refused the
-/// stream, or closes the connection and named an earlier stream as the last one.
+/// Whether the server reported that it has not processed a request (RFC 9113, 6.8 and 8.7). Either it refused
+/// the stream, or it closes the connection and named an earlier stream as the last one.
 fn is_unprocessed(error: &(dyn StdError + 'static)) -> bool {
     std::iter::successors(Some(error), |&error| error.source())
         .filter_map(|error| error.downcast_ref::<h2::Error>())
@@ -215,7 +216,7 @@ fn is_unprocessed(error: &(dyn StdError + 'static)) -> bool {
         })
 }
 
-/// Whether a request is a watch, which lasts for as long as its answer is wanted.
+/// Whether a request is a watch, which lasts as long as its caller wants the answer.
 pub(super) fn is_watch(request: &Request<Body>) -> bool {
     request.method() == Method::GET
         && request.uri().query().is_some_and(|query| {
@@ -225,7 +226,6 @@ pub(super) fn is_watch(request: &Request<Body>) -> bool {
         })
 }
 
-/// Whether a request may change something.
 pub(super) fn is_write(method: &Method) -> bool {
     !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }

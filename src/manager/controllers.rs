@@ -1,7 +1,7 @@
-//! The controllers: watches, what enqueues what, and how the controllers start and stop.
+//! The controllers: their watches, the events that enqueue objects, and how they start and stop.
 //!
-//! Every kind is watched once. The caches fill before this replica leads; the controllers start when it does,
-//! reconcile everything once, and from then on what changed.
+//! Every kind is watched once. The caches fill before this replica leads. The controllers start when it
+//! leads, reconcile every object once, and then the changed objects.
 
 mod cached;
 mod controller;
@@ -52,47 +52,47 @@ use crate::reconcile::{Enqueue, Reconciler};
 use crate::telemetry::metrics::{ControllerName, MachineCount, MachinePhase, Metrics};
 
 /// Concurrent reconciles of a kind that connects to workload clusters. A workload cluster has at most two
-/// connections at a time, and a back-off after one that hangs: 16 clusters have to hang at once before a
-/// reconcile for another one waits for a worker, and then only until those connections time out. Each
-/// reconcile may hold a response of 1 MiB in memory.
+/// connections at a time, and a back-off after a hanging connection. So a reconcile for another cluster waits
+/// only if 16 clusters hang at the same time, and only until their connections time out. Each reconcile may
+/// hold a response of 1 MiB in memory.
 const WORKLOAD_CLUSTER_CONCURRENCY: u16 = 32;
-/// The driver label of metrics for a driver that is not configured: any name may stand in a spec, and each
-/// would be a series for ever.
+/// The driver label of metrics for a driver that is not configured. A spec may name any driver, and each name
+/// would create a series that never ends.
 const UNKNOWN_DRIVER: &str = "unknown";
 
-/// How long it is remembered that the create of a machine was answered, which makes a deletion soon after a
-/// create quicker. With a driver that is given longer for a create, a deletion after this time waits as it
-/// does after a restart.
+/// How long the process remembers that the create of a machine was answered, which makes a deletion soon
+/// after a create faster. If a driver's create may take longer, a deletion after this time waits as it does
+/// after a restart.
 const ANSWERS_KEPT: Duration = Duration::from_hours(1);
 
 /// How the controllers run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The only namespace to watch; all without it.
+    /// The only namespace to watch; `None` for all namespaces.
     pub namespace: Option<String>,
-    /// The value of the label `cluster.x-k8s.io/watch-filter` that objects have to have; any without it.
+    /// The required value of the label `cluster.x-k8s.io/watch-filter`; `None` for all objects.
     pub watch_filter: Option<String>,
-    /// Concurrent reconciles of machines, besides those that a driver works on.
+    /// Concurrent reconciles of machines, not counting reconciles with a driver's permit.
     pub machine_concurrency: u16,
-    /// Concurrent reconciles of clusters, besides those that a driver works on.
+    /// Concurrent reconciles of clusters, not counting reconciles with a driver's permit.
     pub cluster_concurrency: u16,
-    /// Concurrent reconciles of templates, besides those that a driver works on.
+    /// Concurrent reconciles of templates, not counting reconciles with a driver's permit.
     pub template_concurrency: u16,
     /// The interval between two lists of a driver's VMs.
     pub inventory_interval: Duration,
     /// How long a driver has to be unreachable, or reachable again, before that is reported.
     pub driver_unreachable_grace: Duration,
-    /// How VMs without an InfraMachine are dealt with.
+    /// How to treat VMs without an InfraMachine.
     pub orphans: orphans::Options,
     /// Whether InfraMachineRemediations are reconciled.
     pub remediation: bool,
-    /// Whether machines may ask that their pods with volumes are evicted one after the other.
+    /// Whether machines may request that their pods with volumes are evicted one after the other.
     pub volume_drain: bool,
-    /// The publisher of events: the pod's name, as a rule.
+    /// The reporter of events, usually the pod's name.
     pub reporter: String,
 }
 
-/// The watches, the queues that they fill, and the controllers that work the queues off.
+/// The watches, their work queues, and the controllers that process the queues.
 pub struct Controllers {
     client: Client,
     options: Options,
@@ -121,8 +121,8 @@ struct Remediations {
 }
 
 impl Controllers {
-    /// Prepares caches and watches. The returned futures are the watches: they have to be polled for the
-    /// caches to fill, and never end.
+    /// Prepares caches and watches. The returned futures are the watches. They must be polled to fill the
+    /// caches, and never end.
     pub fn new(
         client: Client,
         dial: Dial,
@@ -155,7 +155,8 @@ impl Controllers {
         let infra_machine_queue = WorkQueue::default();
         let drain_queue = WorkQueue::default();
         let events = Events::new(client.clone(), options.reporter.clone());
-        // Shared by both controllers: the limit of connections to a workload cluster holds for both together.
+        // Shared by both controllers, so that the limit of connections to a workload cluster applies to both
+        // together.
         let workload_clusters = Arc::new(WorkloadClusters::new(client.clone(), dial));
         let reconciler = |controller, drivers: &ConfiguredDrivers| {
             Reconciler::new(controller, Arc::clone(&metrics), drivers.clone(), events.clone())
@@ -179,7 +180,7 @@ impl Controllers {
             workload_clusters,
             leadership,
             events: events.clone(),
-            // This controller calls no driver: only the machine's reconciler gives up the place in a driver's
+            // This controller calls no driver. Only the machine's reconciler releases a place in a driver's
             // queue.
             reconciler: reconciler(ControllerName::NotReadyTaint, &ConfiguredDrivers::default()),
             changed_nodes: ChangedNodes::default(),
@@ -234,8 +235,8 @@ impl Controllers {
             slim_infra_machine,
             self.on_infra_machine(),
         );
-        // InfraClusters are not filtered either: the id of a Cluster is written there, whatever provider
-        // reconciles it.
+        // InfraClusters are not filtered either: they hold the id of a Cluster, whichever provider reconciles
+        // it.
         let infra_clusters = watch(
             self.api(),
             all,
@@ -268,13 +269,13 @@ impl Controllers {
         Some(watch(self.api(), self.filtered(), writer, slim, notify).boxed())
     }
 
-    /// The policies that say whether identities may be trusted; they have to be polled, see
+    /// The policies that decide whether identities may be trusted. They must be polled, see
     /// [`AdmissionPolicies::run`].
     pub fn policies(&self) -> Arc<AdmissionPolicies> {
         Arc::clone(&self.machine_context.policies)
     }
 
-    /// The caches of all that is watched.
+    /// The caches of all watched kinds.
     pub fn caches(&self) -> &Caches {
         &self.caches
     }
@@ -309,8 +310,8 @@ impl Controllers {
         }
     }
 
-    /// Waits until all caches are filled once. `missing` is called with the kinds of the caches that are not,
-    /// at first and each time that one more is filled.
+    /// Waits until all caches are filled once. Calls `missing` with the kinds of the unfilled caches, at
+    /// first and each time a cache is filled.
     ///
     /// # Errors
     /// A watch has ended, which only happens when the process does.
@@ -339,9 +340,9 @@ impl Controllers {
         Ok(())
     }
 
-    /// Runs the controllers. To be called once, when the caches are filled and this replica leads.
+    /// Runs the controllers. Must be called once, when the caches are filled and this replica leads.
     ///
-    /// Ends when `shutdown` resolves and every reconcile that had begun is done.
+    /// Ends when `shutdown` resolves and every running reconcile is done.
     pub async fn run(self, shutdown: impl Future<Output = ()> + Clone + Send + Sync + 'static) {
         let (caches, workers) = (&self.caches, self.worker_counts());
         let of_machines = workers.machines;
@@ -465,8 +466,8 @@ impl Controllers {
         )
     }
 
-    /// How many reconciles of each kind run at the same time. Those that take taints off Nodes call no
-    /// driver.
+    /// How many reconciles of each kind run at the same time. Reconciles that remove taints from Nodes call
+    /// no driver.
     fn worker_counts(&self) -> WorkerCounts {
         let options = &self.options;
         WorkerCounts {
@@ -478,9 +479,9 @@ impl Controllers {
         }
     }
 
-    /// How many reconciles of a kind run at the same time: as many as were asked for, and one for each permit
-    /// of a driver. Only a reconcile with a permit waits for a driver, so that drivers that hang, however
-    /// many, leave the others their workers.
+    /// How many reconciles of a kind run at the same time: the configured number, and one for each permit of
+    /// a driver. Only a reconcile with a permit waits for a driver, so hanging drivers, however many, leave
+    /// workers for the others.
     fn workers(&self, asked: u16) -> u16 {
         let permits = self.drivers.iter().map(|driver| driver.max_concurrent_calls());
         let all = permits.fold(u32::from(asked), u32::saturating_add);
@@ -570,8 +571,8 @@ struct WorkerCounts {
     templates: u16,
     /// Reconciles of InfraMachines whose Nodes have the not-ready taint.
     taints: u16,
-    /// Reconciles of Machines whose volumes are drained: before an eviction each may ask a driver for the ids
-    /// of volumes.
+    /// Reconciles of Machines whose volumes are drained. Each may ask a driver for the ids of volumes before
+    /// an eviction.
     drains: u16,
 }
 
@@ -613,7 +614,7 @@ fn caches() -> (Caches, Writers) {
     (caches, writers)
 }
 
-/// Runs all futures to their end. Unlike `join_all`, it polls only those that were woken.
+/// Runs all futures to completion. Unlike `join_all`, it polls only the woken futures.
 async fn run_all(futures: Vec<BoxFuture<'_, ()>>) {
     let mut running: FuturesUnordered<_> = futures.into_iter().collect();
     while running.next().await.is_some() {}

@@ -2,18 +2,19 @@
 //!
 //! # Guarantees
 //! * For this process, leadership ends `renew_deadline` after the last successful renewal was *sent*. Other
-//!   replicas wait for `lease_duration` after they *saw* that renewal, which is later: the time between the
-//!   two is left for requests under way.
-//! * The clocks of other replicas are not trusted: a lease is abandoned when its record has not changed for
-//!   its duration, on the monotonic clock of this process.
-//! * A replica that takes the lease names the version that it replaces: of two replicas that want the lease,
-//!   one gets it. A renewal tests that this process holds the lease, by a name that no other has, so that
-//!   renewals may overtake each other.
-//! * An API server that answers slowly does not cost the lease: a renewal that waits for its answer keeps no
-//!   other from being sent, and each counts from when it was sent.
+//!   replicas wait for `lease_duration` after they *saw* that renewal, which is later. The difference is left
+//!   for requests in flight.
+//! * The clocks of other replicas are not trusted. A lease is abandoned when its record has not changed for
+//!   its duration, on this process's monotonic clock.
+//! * A replica that takes the lease names the version that it replaces. So one of two competing replicas gets
+//!   it.
+//! * A renewal tests that this process holds the lease, by a unique name. So renewals may overtake each
+//!   other.
+//! * An API server that answers slowly does not cost the lease. A renewal that waits for its answer does not
+//!   delay others, and each counts from when it was sent.
 //!
-//! The elector is written by hand since no crate has the first guarantee: a deadline on the monotonic clock
-//! that only renewals move, and that is checked before every call and write.
+//! The elector is written by hand since no crate has the first guarantee. Its deadline is on the monotonic
+//! clock, only renewals move it, and every call and write checks it.
 
 use std::future::Future;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -34,9 +35,9 @@ use crate::apiserver::leadership::Leadership;
 use crate::apiserver::{OutageLog, outage_log};
 use cmi_driver::ErrorChain;
 
-/// How many renewals may wait for an answer at the same time.
+/// The maximum number of renewals that wait for an answer.
 const MAX_RENEWALS: usize = 8;
-/// The longest pause between two tries, in retry periods, as in client-go.
+/// The longest pause between two attempts, in retry periods, as in client-go.
 const JITTER_FACTOR: f64 = 1.2;
 /// How long the handover of the lease may take.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -48,8 +49,7 @@ pub struct Election {
     pub namespace: String,
     /// Name of the Lease.
     pub lease: String,
-    /// The name of this replica; no other may have the same, nor this one after a restart: see
-    /// [`holder_identity`].
+    /// The name of this replica. It must be unique, also after a restart: see [`holder_identity`].
     pub identity: String,
     /// The durations of the election.
     pub timing: Timing,
@@ -113,7 +113,7 @@ impl Timing {
     }
 }
 
-/// A name for this replica that no other has, and that it has not had before: `<host>_<random>`.
+/// Returns a unique name for this replica, also after a restart: `<host>_<random>`.
 pub fn holder_identity(host: &str) -> String {
     format!("{host}_{:016x}", random())
 }
@@ -200,8 +200,8 @@ impl Elector {
         }
     }
 
-    /// Waits until this replica holds the lease. The time that it returns is not later than when the request
-    /// that got the lease was sent.
+    /// Waits until this replica holds the lease. Returns a time that is no later than the sending of the
+    /// request that got the lease.
     async fn acquire(&mut self) -> Instant {
         let mut last_holder = None;
         loop {
@@ -221,8 +221,8 @@ impl Elector {
         }
     }
 
-    /// Renews the lease until renewals fail for too long, or another replica holds it. A renewal is sent each
-    /// `retry_period`, whether or not the one before was answered: its connection may be dead.
+    /// Renews the lease until renewals fail for too long, or another replica holds it. A renewal is sent
+    /// every `retry_period`, whether or not the previous one was answered: its connection may be dead.
     async fn renew_until_lost(&mut self, leadership: &Leadership, mut renewed: Instant) {
         let Timing {
             renew_deadline,
@@ -274,7 +274,7 @@ impl Elector {
         }
     }
 
-    /// One renewal, which is given up at the deadline.
+    /// One renewal, which is cancelled at the deadline.
     fn renewal(&self, deadline: Instant) -> impl Future<Output = Result<Lease, RenewalError>> + use<> {
         let (leases, name) = (self.leases.clone(), self.election.lease.clone());
         let renewal = json!([
@@ -288,7 +288,7 @@ impl Elector {
             let params = PatchParams::default();
             match timeout_at(deadline, leases.patch(&name, &params, &patch)).await {
                 Ok(Ok(lease)) => Ok(lease),
-                // The API server answers a test that fails as it does an invalid object.
+                // The API server reports a failed test as an invalid object.
                 Ok(Err(kube::Error::Api(status))) if status.is_invalid() || status.is_not_found() => {
                     Err(RenewalError::NotOurs)
                 }
@@ -349,7 +349,7 @@ impl Elector {
         Ok(Attempt::Held)
     }
 
-    /// Writes our record over the lease that was read; the API server refuses it when the lease has changed
+    /// Writes our record over the lease that was read. The API server refuses it when the lease has changed
     /// since.
     async fn write(&mut self, mut lease: Lease) -> Result<Attempt, ElectionError> {
         lease.spec = Some(self.record(lease.spec.take()));
@@ -404,7 +404,7 @@ impl Elector {
             return Ok(());
         };
         match self.empty(observed.lease.clone()).await {
-            // A renewal that was under way has changed the lease.
+            // A renewal in flight has changed the lease.
             Err(ElectionError::Write(kube::Error::Api(status))) if status.is_conflict() => {}
             // The lease was deleted: no replica holds it.
             Err(ElectionError::Write(kube::Error::Api(status))) if status.is_not_found() => return Ok(()),
@@ -438,7 +438,7 @@ impl Elector {
             .map_err(ElectionError::Write)
     }
 
-    /// Logs an error; one that lasts is not logged each time.
+    /// Logs an error. A lasting error is not logged each time.
     fn warn(&self, error: &ElectionError) {
         tracing::debug!(error = %ErrorChain(error), "leader election failed");
         let is_unanswered = match error {
@@ -454,7 +454,7 @@ impl Elector {
         }
     }
 
-    /// The retry period and up to a fifth more, so that waiting replicas do not all ask at once.
+    /// Returns the retry period plus up to a fifth, so that waiting replicas do not retry together.
     fn pause(&self) -> Duration {
         let fraction = f64::from(u16::try_from(random() >> 48).unwrap_or(0)) / f64::from(u16::MAX);
         self.election
@@ -470,7 +470,7 @@ impl Observed {
         spec.holder_identity.as_ref().filter(|holder| !holder.is_empty())
     }
 
-    /// The holder of the lease, unless it is `identity`, or the lease has been abandoned.
+    /// Returns the holder of the lease, unless it is `identity`, or has abandoned the lease.
     fn other_holder(&self, identity: &str) -> Option<&str> {
         let holder = self.holder().filter(|holder| *holder != identity)?;
         let spec = self.lease.spec.as_ref()?;

@@ -1,4 +1,4 @@
-//! Liveness and readiness, both of which can fail.
+//! Liveness and readiness. Both can fail.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,9 +13,9 @@ use axum::routing::get;
 use parking_lot::Mutex;
 use tokio::time::{Instant, interval};
 
-/// The interval at which the watchdog beats.
+/// The interval of the watchdog.
 const BEAT: Duration = Duration::from_secs(1);
-/// How late timers have to be for the process to count as stalled.
+/// How late timers must be for the process to count as stalled.
 const STALLED: Duration = Duration::from_secs(10);
 
 /// The state that `/healthz` and `/readyz` report. Clones share it.
@@ -31,7 +31,7 @@ struct Inner {
     last_beat: Mutex<Instant>,
 }
 
-/// What readiness waits for, and why it is not done, where that is known.
+/// A condition of readiness, and why it is not met, if known.
 #[derive(Debug)]
 struct Waiting {
     what: &'static str,
@@ -48,8 +48,8 @@ impl fmt::Display for Waiting {
     }
 }
 
-/// Something that has to be done before this replica is ready. Dropping it does not make it ready: a task
-/// that died has not warmed its cache.
+/// A condition of this replica's readiness. Dropping it does not meet it: a task that died has not filled its
+/// cache.
 #[derive(Debug)]
 #[must_use = "the replica is ready only after `Pending::ready`"]
 pub struct Pending {
@@ -58,14 +58,14 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Sets the reason why it is not done yet.
+    /// Sets the reason why the condition is not met yet.
     pub fn set_reason(&self, why: &str) {
         if let Some(waiting) = self.health.0.pending.lock().get_mut(&self.id) {
             waiting.why = Some(why.to_owned());
         }
     }
 
-    /// Marks it as done.
+    /// Marks the condition as met.
     pub fn ready(&self) {
         self.health.0.pending.lock().remove(&self.id);
     }
@@ -78,7 +78,7 @@ impl Default for Health {
 }
 
 impl Health {
-    /// A replica that is alive and ready, as far as is known.
+    /// Returns the health of a replica that is alive and ready, as far as is known.
     pub fn new() -> Self {
         Self(Arc::new(Inner {
             pending: Mutex::default(),
@@ -89,7 +89,7 @@ impl Health {
         }))
     }
 
-    /// Makes readiness wait for something: `the InfraMachine cache`.
+    /// Adds a condition of readiness, such as `the InfraMachine cache`.
     pub fn wait_for(&self, what: &'static str) -> Pending {
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
         self.0.pending.lock().insert(id, Waiting { what, why: None });
@@ -99,17 +99,17 @@ impl Health {
         }
     }
 
-    /// Makes the replica not ready: it stops.
+    /// Makes the replica unready, because it stops.
     pub(super) fn stop(&self) {
         self.0.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Makes the replica not alive; the first reason is kept.
+    /// Fails liveness. The first reason is kept.
     pub(super) fn fail(&self, why: String) {
         self.0.failure.get_or_init(|| why);
     }
 
-    /// Beats for ever, so that a stalled process is noticed.
+    /// Beats forever, so that a stall is noticed.
     pub(super) async fn watch(self) {
         let mut beats = interval(BEAT);
         loop {

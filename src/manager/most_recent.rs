@@ -1,14 +1,14 @@
-//! Makes lists that a watch streams as new as those that are read in pages.
+//! Makes lists that a watch streams as recent as paged lists.
 
 use http::Request;
 
 use super::pages::with_query;
 
-/// The version that kube requests: a list out of the API server's memory, however old that is.
+/// The version that kube requests: a list from the API server's memory, however old.
 const ANY_VERSION: &str = "resourceVersion=0";
 
-/// Requests a streamed list that is as new as the store. One API server of several may be behind: its list
-/// would take a process that starts back to before the last writes of its predecessor.
+/// Requests a streamed list that is as recent as the store. One of several API servers may be behind: its
+/// list may be older than the last writes of this process's predecessor.
 pub(super) fn request_most_recent<B>(request: &mut Request<B>) {
     let uri = request.uri();
     let Some(query) = uri.query() else { return };

@@ -1,10 +1,10 @@
-//! The number of objects in a page of a list: many where they are small, as they usually are, and few where
-//! they are large. A page of 500 objects that are as large as the API server allows has 750 MiB, and the
-//! memory limit of the provider is 256 MiB; a page of ordinary InfraMachines has 4 MiB.
+//! The number of objects in a page of a list: many if they are small, as usual, and few if they are large. A
+//! page of 500 objects of the maximum size has 750 MiB, and the memory limit of the provider is 256 MiB. A
+//! page of ordinary InfraMachines has 4 MiB.
 //!
 //! The size of a page is unknown in advance. So the answer to a page of many objects is read up to a bound
-//! and dropped beyond it, and later lists of this path have smaller pages. A list that fails this way begins
-//! again, as after any other failure.
+//! and dropped beyond it, and later lists of this path have smaller pages. A list that fails this way is
+//! started again, as after any other failure.
 
 use std::collections::HashMap;
 
@@ -14,12 +14,12 @@ use parking_lot::Mutex;
 
 /// A page of this many objects is accepted however large it is: at 1.5 MiB each they are 24 MiB.
 const MIN_PAGE: u32 = 16;
-/// The most bytes of a page of more objects. 500 ordinary InfraMachines have 4 MiB.
+/// The maximum size of a larger page, in bytes. 500 ordinary InfraMachines have 4 MiB.
 pub(super) const MAX_BYTES: usize = 8 * 1024 * 1024;
 /// The next pages are smaller by this factor.
 const STEP: u32 = 8;
 
-/// A page of a list had more bytes than are read. Lists of its path have smaller pages from now on.
+/// A page of a list exceeded the maximum size. Later lists of its path have smaller pages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a page of {limit} objects of {path} has more than {MAX_BYTES} bytes: listing in smaller pages")]
 pub struct PageTooLarge {
@@ -31,7 +31,7 @@ pub struct PageTooLarge {
 #[derive(Debug, Default)]
 pub(super) struct Pages(Mutex<HashMap<String, u32>>);
 
-/// A page that is asked for, and whose answer is bounded.
+/// A requested page with a bounded answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Page {
     path: String,
@@ -39,8 +39,7 @@ pub(super) struct Page {
 }
 
 impl Pages {
-    /// Reduces the page that a request asks for to the size of pages of this path; returns the page if its
-    /// answer is bounded.
+    /// Reduces the page of a request to the page size of its path; returns the page if its answer is bounded.
     pub(super) fn bound<B>(&self, request: &mut Request<B>) -> Option<Page> {
         let uri = request.uri();
         let (path, query) = (uri.path().to_owned(), uri.query()?);

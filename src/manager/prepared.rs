@@ -1,4 +1,4 @@
-//! The controllers that the manager runs, and what they are given.
+//! The controllers that the manager runs, and their context.
 
 use std::sync::Arc;
 
@@ -18,12 +18,11 @@ pub use crate::manager::controllers::{Options as ControllerOptions, OrphanOption
 use crate::nodes::workload_cluster::Dial;
 use crate::telemetry::metrics::Metrics;
 
-/// What every controller is given.
+/// The context of every controller.
 #[derive(Clone)]
 pub struct ControllerContext {
-    /// The client of the controllers: it refuses writes while this replica does not lead (see
-    /// [`crate::apiserver::leadership::is_not_leader`]), retries nothing by itself, and has a deadline for
-    /// each request.
+    /// The client of the controllers. It refuses writes while this replica does not lead (see
+    /// [`crate::apiserver::leadership::is_not_leader`]), never retries, and has a deadline for each request.
     pub client: Client,
     /// How to reach the API servers of workload clusters.
     pub dial: Dial,
@@ -31,18 +30,19 @@ pub struct ControllerContext {
     pub drivers: ConfiguredDrivers,
     /// The metrics of this process.
     pub metrics: Arc<Metrics>,
-    /// Whether this replica may act. Caches warm up before; reconciles begin after [`Leadership::acquired`].
+    /// Whether this replica may act. Caches are filled earlier; reconciles begin after
+    /// [`Leadership::acquired`].
     pub leadership: Leadership,
-    /// Where to report that caches are warm. Leadership does not count: a replica that stands by is ready.
+    /// Where to report that caches are filled. Leadership does not count: a standby replica is ready.
     pub health: Health,
-    /// Cancelled when no new reconcile may begin; those that run may end.
+    /// Cancelled when no new reconcile may begin. Running reconciles may end.
     pub stopping: CancellationToken,
     /// The options of the controllers.
     pub options: Arc<ControllerOptions>,
 }
 
-/// A task that runs with the process: polled from the start, and until it ends by itself after
-/// [`ControllerContext::stopping`] was cancelled. A task that ends before, or panics, ends the process.
+/// A task that runs with the process. It is polled from the start, and ends after
+/// [`ControllerContext::stopping`] was cancelled. If it ends earlier or panics, the process ends.
 pub struct Task {
     /// The name that is reported when the task ends unexpectedly: `the InfraMachine controller`.
     pub name: &'static str,
@@ -54,9 +54,9 @@ pub struct Task {
 pub(super) struct Prepared {
     pub controllers: Controllers,
     caches: Pending,
-    /// Ends the tasks beside the controllers, but not before these have ended: the writes of the last
-    /// reconcile have to come back to it by a watch. A controller that panics does not end the tasks, so that
-    /// the process reports the panic.
+    /// Ends the tasks beside the controllers, but only after the controllers. The watches have to deliver the
+    /// writes of the last reconcile. A controller that panics does not end the tasks, so that the process
+    /// reports the panic.
     pub done: CancellationToken,
 }
 
@@ -97,7 +97,7 @@ impl Prepared {
         (prepared, tasks)
     }
 
-    /// Waits until the caches are filled and this replica leads; false where the process is to end before.
+    /// Waits until the caches are filled and this replica leads; false if the process is to end first.
     pub async fn wait_until_leading(&self, context: &ControllerContext) -> bool {
         let begin = async {
             if let Err(error) = self
@@ -110,7 +110,7 @@ impl Prepared {
             }
             self.caches.ready();
             context.leadership.acquired().await;
-            // So that a start does not report of every machine that nothing is known of the policies.
+            // Otherwise a start would report for every machine that the policies are unknown.
             self.controllers
                 .policies()
                 .enforcement_since(Instant::now())
@@ -124,8 +124,8 @@ impl Prepared {
     }
 }
 
-/// Makes readiness wait until identities are guarded: objects that are restored or moved here when this
-/// replica is ready need no confirmation by an administrator. Never ends.
+/// Keeps this replica unready until identities are guarded. Objects that are restored or moved here once it
+/// is ready need no confirmation by an administrator. Never ends.
 async fn show_policies(mut installation: Receiver<Installation>, policies: Pending) {
     loop {
         let now = installation.borrow_and_update().clone();

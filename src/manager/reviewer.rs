@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout};
 
 /// How long an answer is cached: a scraper asks more often than permissions change.
 const CACHE_TTL: Duration = Duration::from_mins(1);
-/// How long a caller that was let in does not queue with others for the next answer.
+/// How long an allowed caller does not queue with others for its next answer.
 const ALLOWED_TTL: Duration = Duration::from_hours(1);
 /// The most answers of one kind that are cached.
 const MAX_CACHED: usize = 1024;
@@ -50,8 +50,8 @@ pub(super) enum ReviewError {
 /// Asks the API server, and caches its answers for a minute.
 ///
 /// # Guarantees
-/// A caller that was let in within the last hour is neither kept waiting nor forgotten for those that were
-/// not: made-up tokens cost nothing, and there can be many.
+/// A caller that was allowed within the last hour is neither delayed nor evicted by callers that were not.
+/// Made-up tokens cost nothing, and there can be many.
 pub(super) struct Reviewer {
     tokens: Api<TokenReview>,
     accesses: Api<SubjectAccessReview>,
@@ -94,7 +94,7 @@ impl Reviewer {
         };
         let reviewed = async {
             let _slot = slots.acquire().await;
-            // The caller before us may have asked the same.
+            // An earlier caller may have asked the same.
             match self.cache(|all| all.get(&key)) {
                 Some(decision) => Ok(decision),
                 None => self.review_token(token, path).await,

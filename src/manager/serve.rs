@@ -51,8 +51,8 @@ pub enum TlsError {
 }
 
 impl Tls {
-    /// A certificate that no authority vouches for: a scraper of metrics is known by its token,
-    /// and does not send secrets.
+    /// Returns a certificate that no authority signed. A scraper of metrics is known by its token, and sends
+    /// no secrets.
     pub(super) fn self_signed() -> Result<Self, TlsError> {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned(), "capcmi".to_owned()])?;
         let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
@@ -64,7 +64,7 @@ impl Tls {
         Ok(Self::SelfSigned(TlsAcceptor::from(Arc::new(config))))
     }
 
-    /// The acceptor of handshakes; none where the files could never be used.
+    /// Returns the acceptor of handshakes; `None` where the files were never usable.
     fn acceptor(&self) -> Option<TlsAcceptor> {
         match self {
             Self::SelfSigned(acceptor) => Some(acceptor.clone()),
@@ -73,7 +73,7 @@ impl Tls {
     }
 }
 
-/// Serves for ever. Each connection takes one request, so that none is idle.
+/// Serves forever. Each connection takes one request, so that no connection is idle.
 pub(super) async fn serve(listener: TcpListener, tls: Option<Tls>, router: Router) {
     let connections = Connections::new(MAX_CONNECTIONS);
     loop {

@@ -20,7 +20,7 @@ impl Tasks {
         self.names.insert(id, name);
     }
 
-    /// Waits until one of the tasks has ended, in whatever way; for ever when there is none.
+    /// Waits until a task has ended in any way; forever without a task.
     pub(super) async fn first_ended(&mut self) -> &'static str {
         match self.running.join_next_with_id().await {
             Some(ended) => self.name_of(ended),

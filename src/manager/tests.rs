@@ -168,7 +168,7 @@ async fn a_controller_that_dies_ends_the_manager_with_its_name() {
     assert_eq!(error.to_string(), "the weak controller ended unexpectedly");
 }
 
-/// A reconcile that runs when SIGTERM comes is waited for, and dropped when it takes too long.
+/// A reconcile that runs at SIGTERM is awaited, and dropped when it takes too long.
 #[tokio::test(start_paused = true)]
 async fn running_work_is_waited_for_and_dropped_after_the_grace_period() {
     static DROPPED: AtomicBool = AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! The caches of all that is watched, and what is derived from them. The reconcilers share them.
+//! The caches of all watched kinds, and values derived from them. The reconcilers share them.
 
 mod by_version;
 mod cache;
@@ -24,33 +24,32 @@ use crate::telemetry::metrics::MachinePhase;
 /// A machine of the cache.
 pub type CachedMachine = Entry<DeserializeGuard<InfraMachine>>;
 
-/// The number of objects that are unpacked before other tasks run: there may be a hundred thousand, which
-/// take seconds.
+/// The number of objects that are unpacked before other tasks run. Unpacking a hundred thousand objects takes
+/// seconds.
 const BETWEEN_YIELDS: usize = 256;
 
-/// Yields to other tasks now and then, where many objects are unpacked one after the other; `index` is the
-/// place of this one.
+/// Yields to other tasks now and then in a loop that unpacks many objects; `index` counts them.
 pub async fn yield_periodically(index: usize) {
     if index % BETWEEN_YIELDS == BETWEEN_YIELDS - 1 {
         tokio::task::yield_now().await;
     }
 }
 
-/// The facts of an InfraMachine that scans look at. Machines of one Cluster in the same state share them.
+/// The facts of an InfraMachine that scans read. Machines of one Cluster in the same state share them.
 #[allow(clippy::struct_excessive_bools)] // facts that have nothing to do with each other
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct InfraMachineFacts {
-    /// The Cluster that it is labelled with.
+    /// The Cluster in its label.
     pub cluster: Option<Box<str>>,
-    /// The cluster id that was written for it, rather than copied from another.
+    /// The cluster id that was written for it, not copied from another object.
     pub own_cluster_id: Option<Box<str>>,
-    /// The driver that has made its VM, or was about to.
+    /// The driver that made its VM, or was about to.
     pub used_driver: Option<Box<str>>,
     /// The driver that its spec names.
     pub named_driver: Option<Box<str>>,
-    /// The driver that it is counted with.
+    /// The driver that it is counted under.
     pub shown_driver: Box<str>,
-    /// Its phase; none where the object can't be read, and then nothing but its Cluster is known.
+    /// Its phase. `None` where the object can't be read: then only its Cluster is known.
     pub phase: Option<MachinePhase>,
     /// The reason of its phase.
     pub reason: Box<str>,
@@ -58,13 +57,13 @@ pub struct InfraMachineFacts {
     pub has_vanished: bool,
     /// Whether its VM was handed to Cluster API.
     pub is_provisioned: bool,
-    /// Whether its Node is freed of a taint.
+    /// Whether the provider removes a taint from its Node.
     pub has_taint: bool,
-    /// Whether the volumes of its Machine are to be drained, or it says how that went.
+    /// Whether it requests a drain of its Machine's volumes, or reports one.
     pub requests_drain: bool,
 }
 
-/// The facts of a Machine that scans look at.
+/// The facts of a Machine that scans read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MachineFacts {
     /// Its Cluster.
@@ -91,7 +90,7 @@ pub struct Caches {
 }
 
 impl Caches {
-    /// The Clusters that own an object, of those that are there.
+    /// Returns the existing Clusters that own an object.
     pub fn owning_clusters(&self, meta: &ObjectMeta) -> impl Iterator<Item = Arc<Cluster>> {
         let namespace = meta.namespace();
         cluster_owners(meta).filter_map(move |reference| {
@@ -101,33 +100,33 @@ impl Caches {
         })
     }
 
-    /// The Machine that owns an object as its controller, if it is there.
+    /// Returns the Machine that owns an object as its controller, if it exists.
     pub fn owner_machine(&self, meta: &ObjectMeta) -> Option<Arc<Machine>> {
         let owner = machine_owner(meta)?;
         let key = ObjectRef::new(&owner.name).within(meta.namespace.as_deref()?);
         let found = self.machines.get(&key)?;
-        // A Machine of the same name that came later is another one.
+        // A Machine with the same name but another UID is not the owner.
         (found.metadata.uid.as_deref() == Some(owner.uid.as_str())).then_some(found)
     }
 
-    /// The Clusters that a template is for: those that own it, and the one that it is labelled with.
+    /// Returns the Clusters that a template is for: its owners, and the Cluster in its label.
     pub fn clusters_of_template(&self, meta: &ObjectMeta) -> Vec<Arc<Cluster>> {
         self.owning_clusters(meta)
             .chain(self.labelled_cluster(meta))
             .collect()
     }
 
-    /// The Cluster that an object is labelled with, if it is there.
+    /// Returns the Cluster in an object's label, if it exists.
     pub fn labelled_cluster(&self, meta: &ObjectMeta) -> Option<Arc<Cluster>> {
         self.cluster(meta.namespace.as_deref()?, cluster_name(meta)?)
     }
 
-    /// The Cluster of this name, if it is there.
+    /// Returns the Cluster of this name, if it exists.
     pub fn cluster(&self, namespace: &str, name: &str) -> Option<Arc<Cluster>> {
         self.clusters.get(&ObjectRef::new(name).within(namespace))
     }
 
-    /// The InfraCluster of a Cluster, if it is one of ours and there.
+    /// Returns the InfraCluster of a Cluster, if it exists and is of this provider.
     pub fn infra_cluster_of(&self, cluster: &Cluster) -> Option<Arc<DeserializeGuard<InfraCluster>>> {
         let infra = cluster.spec.infrastructure_ref.as_ref()?;
         if !infra.is_to::<InfraCluster>() {
@@ -138,7 +137,7 @@ impl Caches {
             .get(&ObjectRef::new(&infra.name).within(namespace))
     }
 
-    /// The drivers that made the machines of a Cluster, by name.
+    /// Returns the names of the drivers that made the machines of a Cluster.
     pub fn drivers_of(&self, cluster: &Cluster) -> BTreeSet<String> {
         self.infra_machines.scan(|all| {
             let labelled = all.filter(|entry| is_labelled(entry, cluster));
@@ -150,14 +149,14 @@ impl Caches {
     }
 }
 
-/// Whether a machine is labelled with a Cluster, in its namespace.
+/// Whether a machine's label names this Cluster, in the same namespace.
 fn is_labelled(entry: &CachedMachine, cluster: &Cluster) -> bool {
     let meta = &cluster.metadata;
     entry.facts().cluster.as_deref() == meta.name.as_deref() && entry.key().namespace() == meta.namespace()
 }
 
-/// The owner reference to the Machine that controls an object, whatever version it is written in, and whether
-/// the Machine exists or not.
+/// Returns the owner reference to the Machine that controls an object, in any API version. The Machine need
+/// not exist.
 pub fn machine_owner(meta: &ObjectMeta) -> Option<&OwnerReference> {
     meta.owner_references.iter().flatten().find(|owner| {
         let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
@@ -165,7 +164,7 @@ pub fn machine_owner(meta: &ObjectMeta) -> Option<&OwnerReference> {
     })
 }
 
-/// The owner references to Clusters, whether the Clusters exist or not.
+/// Returns the owner references to Clusters. The Clusters need not exist.
 pub fn cluster_owners(meta: &ObjectMeta) -> impl Iterator<Item = &OwnerReference> {
     meta.owner_references.iter().flatten().filter(|owner| {
         let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
@@ -175,7 +174,7 @@ pub fn cluster_owners(meta: &ObjectMeta) -> impl Iterator<Item = &OwnerReference
 
 #[cfg(test)]
 impl Caches {
-    /// Caches that nothing fills.
+    /// Returns caches that stay empty.
     pub fn empty() -> Self {
         Self {
             machines: cache().0,
@@ -187,11 +186,12 @@ impl Caches {
     }
 }
 
-/// The ids that drivers know Clusters by.
+/// The ids of Clusters at drivers.
 ///
 /// # Guarantees
-/// Unique per Cluster, shared by all its machines, and stable over a move, where UIDs change: the id that the
-/// InfraCluster or a sibling machine already carries wins over one derived from the Cluster's UID.
+/// An id is unique per Cluster and shared by all its machines. It is stable over a move, where UIDs change:
+/// the id that the InfraCluster or a sibling machine already carries wins over an id derived from the
+/// Cluster's UID.
 pub struct ClusterIds {
     infra_machines: Cache<DeserializeGuard<InfraMachine>>,
     infra_clusters: Cache<DeserializeGuard<InfraCluster>>,
@@ -200,16 +200,16 @@ pub struct ClusterIds {
 
 /// The InfraCluster of a Cluster, which may carry the id.
 enum Carrier {
-    /// The Cluster names no InfraCluster of ours.
+    /// The Cluster names no InfraCluster of this provider.
     None,
-    /// The Cluster names an InfraCluster that the cache does not have: the cache may be behind.
+    /// The Cluster names an InfraCluster that is not in the cache, which may be behind.
     NotSeen,
     /// The InfraCluster that the Cluster names.
     Seen(Arc<DeserializeGuard<InfraCluster>>),
 }
 
 impl ClusterIds {
-    /// Reads these caches, which must have been filled before the first use.
+    /// Returns ids that are read from these caches, which must be filled before the first use.
     pub fn new(caches: &Caches) -> Self {
         Self {
             infra_machines: caches.infra_machines.clone(),
@@ -218,10 +218,10 @@ impl ClusterIds {
         }
     }
 
-    /// Returns the id of a Cluster; `None` for one that the API server has not given a UID.
+    /// Returns the id of a Cluster; `None` before the API server has given it a UID.
     ///
-    /// The id is found once and kept, but not while the InfraCluster that may carry another has not been
-    /// seen.
+    /// The id is kept once found. An id from the Cluster's UID is kept only after the InfraCluster was seen,
+    /// which may carry another.
     pub fn of(&self, cluster: &Cluster) -> Option<String> {
         let uid = cluster.metadata.uid.clone()?;
         if let Some(id) = self.found.lock().get(&uid) {
@@ -240,7 +240,7 @@ impl ClusterIds {
         Some(self.found.lock().entry(uid).or_insert(id).clone())
     }
 
-    /// Forgets all Clusters whose UID is not there any more.
+    /// Forgets all Clusters whose UID no longer exists.
     pub fn forget_all_but(&self, is_there: impl Fn(&str) -> bool) {
         self.found.lock().retain(|uid, _| is_there(uid));
     }
@@ -268,7 +268,7 @@ impl ClusterIds {
     }
 }
 
-/// The cluster id in the annotations of an object, also of one whose spec can't be read.
+/// Returns the cluster id in an object's annotations, even if its spec can't be read.
 fn annotated<K: Resource>(object: &DeserializeGuard<K>) -> Option<String> {
     object
         .meta()
@@ -316,7 +316,7 @@ mod tests {
         DeserializeGuard(Ok(infra))
     }
 
-    /// An owner of the same name may be one that was deleted.
+    /// An owner with the same name may have been deleted.
     #[test]
     fn a_template_is_of_the_clusters_that_own_it_by_uid_and_of_the_one_that_it_is_labelled_with() {
         let (mut caches, _writer) = caches();

@@ -1,8 +1,8 @@
-//! The questions that a driver is asked about a class before there is a machine: resolves the driver,
-//! acquires a permit, reads capabilities and credentials, and makes the call.
+//! Asks a driver about a class before there is a machine: resolves the driver, acquires a permit, reads
+//! capabilities and credentials, and makes the call.
 //!
-//! A machine does not use this: its plan needs what it knows of its driver, and its permit is held until its
-//! status is published.
+//! Machines do not use this: their plan depends on the state of the driver, and their permit is held until
+//! their status is published.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
@@ -51,8 +51,8 @@ pub enum QueryResult<T, E> {
 }
 
 impl Query<'_> {
-    /// Asks the driver; `None` when it is busy. `spec` makes the provider spec of the class, or says why the
-    /// driver is not asked.
+    /// Asks the driver; `None` when it is busy. `spec` returns the provider spec of the class, or the reason
+    /// why the driver is not asked.
     ///
     /// # Errors
     /// The API server could not be asked for the credentials.

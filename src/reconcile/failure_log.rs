@@ -8,11 +8,11 @@ use tokio::time::Instant;
 
 use crate::api::retry::MAX_REQUESTED_DELAY;
 
-/// Failures further apart than this are not in a row: nothing waits for longer.
+/// Failures further apart than this are not in a row, because no retry waits longer.
 const FORGOTTEN_AFTER: Duration = MAX_REQUESTED_DELAY.saturating_mul(2);
 
-/// The number of objects that may be known to have failed, besides twice those that still do: objects are not
-/// held up by one walk through all of them each.
+/// Outdated entries are removed when the log has twice the entries that the last cleanup kept, plus this
+/// number. So cleanups, which walk through all entries, stay rare.
 const SPARE_FAILURES: usize = 1024;
 
 /// Failures in a row, by the UID of their object.
@@ -31,8 +31,8 @@ pub struct FailureLog(Mutex<FailuresByUid>);
 #[derive(Default)]
 struct FailuresByUid {
     all: HashMap<String, Failures>,
-    /// The number of known objects at which the outdated failures are dropped. An object that is gone is not
-    /// heard of again.
+    /// The number of entries that triggers the next cleanup. Without it, deleted objects would stay in the
+    /// log.
     sweep_at: usize,
 }
 

@@ -1,4 +1,4 @@
-//! The permit of a reconcile that makes no VM, and what wakes its object.
+//! The permit for a call that makes no VM, and the waker of its object.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use crate::reconcile::caches::NamespacedName;
 /// Enqueues the object of this name.
 pub type Enqueue = Arc<dyn Fn(NamespacedName) + Send + Sync>;
 
-/// Returns a waker that enqueues the object of this metadata. Small: a fleet that waits for its driver has
-/// one for each machine.
+/// Returns a waker that enqueues the object with this metadata. Small, because a fleet that waits for its
+/// driver has one for each machine.
 pub fn waker(enqueue: &Enqueue, object: &ObjectMeta) -> Waker {
     let (enqueue, name) = (Arc::clone(enqueue), NamespacedName::of(object));
     Waker::new(move || enqueue(name))
 }
 
-/// Acquires a permit for a call that makes no VM; without one, the object is enqueued again when there is
-/// one.
+/// Acquires a permit for a call that makes no VM. Without a free permit, the object is enqueued again when
+/// one is free.
 pub fn upkeep_permit<'a>(
     driver: &'a ConfiguredDriver,
     enqueue: &Enqueue,

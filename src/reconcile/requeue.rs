@@ -1,18 +1,18 @@
-//! When an object is reconciled again.
+//! When to reconcile an object again.
 
 use std::time::Duration;
 
 use crate::api::retry::{self, Delay, LONG_WAIT, Stage};
 use cmi_driver::Status;
 
-/// When an object is reconciled again. kube's own type can't be read outside of its controller.
+/// When to reconcile an object again. kube's own type can't be read outside of its controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Action {
     requeue_after: Option<Duration>,
 }
 
 impl Action {
-    /// Requeues the object after this long, if nothing changes before.
+    /// Requeues the object after this delay, unless it changes before.
     pub const fn requeue(after: Duration) -> Self {
         Self {
             requeue_after: Some(after),
@@ -24,27 +24,27 @@ impl Action {
         Self { requeue_after: None }
     }
 
-    /// The delay of the requeue; none where the object waits for a change.
+    /// The delay of the requeue; `None` if the object waits for a change.
     pub const fn requeue_after(self) -> Option<Duration> {
         self.requeue_after
     }
 }
 
-/// When an object is looked at again, if nothing changes before.
+/// When to reconcile an object again, unless it changes before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requeue {
-    /// Not before something changes.
+    /// Only after a change.
     OnChange,
     /// After this long.
     After(Duration),
-    /// Something failed that may pass by itself: after 5 s, doubling up to 5 min, and not before this long.
+    /// After a back-off for a transient failure: 5 s, doubling up to 5 min, and at least this delay.
     BackOff(Duration),
 }
 
 impl Requeue {
     /// Decides on the requeue after a failed driver call, by the table of codes. As for machines, the delay
-    /// that the driver asks for is a lower bound; where the wait is otherwise a long one, a driver that knows
-    /// better may say so, and the call is repeated by the back-off.
+    /// that the driver asks for is a lower bound. If the default wait is long, the driver can ask for an
+    /// earlier retry, which then follows the back-off.
     pub fn after_failure(stage: Stage, status: &Status) -> Self {
         let asked = retry::requested_delay(status);
         match retry::disposition(stage, status.code()).delay() {

@@ -46,7 +46,8 @@ pub struct LogArgs {
 }
 
 impl LogArgs {
-    /// The arguments for a command that prints its result: by default, only warnings are logged beside that.
+    /// Returns the arguments for a command that prints its result. By default, only warnings are logged
+    /// beside it.
     #[must_use]
     pub fn of_command(&self) -> Self {
         let is_default = self.verbosity == 0 && self.log_level.as_deref().is_none_or(str::is_empty);
@@ -90,14 +91,14 @@ pub enum TelemetryError {
 /// Starts logging, of panics as well.
 ///
 /// # Errors
-/// [`TelemetryError`] when the filter is none, or logging was started before.
+/// [`TelemetryError`] when the filter is invalid, or logging was started before.
 pub fn init(args: &LogArgs) -> Result<(), TelemetryError> {
     let filter = filter(args)?;
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
-        // A line that nothing reads any more is lost: reporting the loss would end the process.
+        // A line without a reader is lost. Reporting the loss would end the process.
         .log_internal_errors(false);
     match args.logging_format {
         LogFormat::Text => logs.try_init(),
@@ -108,8 +109,8 @@ pub fn init(args: &LogArgs) -> Result<(), TelemetryError> {
     Ok(())
 }
 
-/// Logs a panic like any other line: a JSON line stays whole. For a panic in a driver's call only the place
-/// is logged, since the message may hold the secrets of the call (OPS-11).
+/// Logs a panic like any other line, so that a JSON line stays whole. For a panic in a driver call, only the
+/// place is logged. The message may contain the secrets of the call (OPS-11).
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let message = if cmi_driver::is_in_call() {
         "withheld: may contain secrets of a driver call"
@@ -131,11 +132,11 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
 fn filter(args: &LogArgs) -> Result<EnvFilter, TelemetryError> {
     let filter = match (&args.log_level, args.verbosity) {
         (Some(filter), _) if !filter.is_empty() => filter.as_str(),
-        // Never the client of the API server: of an answer that it can't read it logs all, be
-        // it a list of a whole fleet.
+        // Never the client of the API server. It logs the whole of an answer that it can't parse, even a list
+        // of a whole fleet.
         (Some(_) | None, 0..=3) => "info,kube_client::client=off",
         (Some(_) | None, 4..=5) => concat!("info,kube_client::client=off,", ours!("debug")),
-        // Not more of other crates: on their lowest level some log what goes over the wire (OPS-11).
+        // Other crates log no more than this: at their lowest level, some log the traffic (OPS-11).
         (Some(_) | None, 6..) => concat!("debug,kube_client::client=off,", ours!("trace")),
     };
     EnvFilter::try_new(filter).map_err(|source| TelemetryError::Filter {

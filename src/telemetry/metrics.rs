@@ -1,8 +1,8 @@
 //! The metrics of this process, in the text form that Prometheus reads.
 //!
-//! Labels are values of enums and names from the configuration, never names of objects: the number of series
-//! is bounded whatever happens in the cluster. Namespaces are the one exception: those of machines, and of
-//! Clusters that have orphans. A driver that is not configured is `unknown`.
+//! Labels are values of enums and names from the configuration, never names of objects, so that the number of
+//! series is bounded. Namespaces are the one exception: the namespaces of machines, and of Clusters that have
+//! orphans. A driver that is not configured is `unknown`.
 
 mod collectors;
 mod labels;
@@ -33,7 +33,7 @@ const PROVISIONING_SECONDS: [f64; 12] = [
     0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0,
 ];
 
-/// Defines enums of which each value is the value of a label.
+/// Defines enums whose values are the values of a label.
 macro_rules! label_values {
     ($($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $value:ident = $label:literal,)+ })+) => { $(
         $(#[$doc])*
@@ -53,8 +53,8 @@ macro_rules! label_values {
 }
 
 label_values! {
-    /// A controller, named by the kind that it reconciles in lower case, as controller-runtime does; by its
-    /// purpose where that kind has a controller of its own.
+    /// A controller. Its name is the kind that it reconciles in lower case, as in controller-runtime. A
+    /// further controller of a kind is named after its purpose.
     ControllerName {
         /// The controller of InfraMachines.
         InfraMachine = "inframachine",
@@ -82,7 +82,7 @@ label_values! {
         Conflict = "conflict",
     }
 
-    /// What is wrong with a VM that no InfraMachine has as its own.
+    /// Why a VM is not the VM of an InfraMachine.
     OrphanReason {
         /// There is no InfraMachine for the VM.
         Orphan = "orphan",
@@ -107,14 +107,14 @@ label_values! {
     }
 }
 
-/// The permits of one priority of a driver: how many are used and waited for.
+/// The permits of one priority of a driver: how many are in use, and how many objects wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PermitCount {
     /// The priority that the permits are for: `upkeep` or `create`.
     pub priority: &'static str,
     /// Permits in use.
     pub in_use: u64,
-    /// Objects that wait for one.
+    /// Objects that wait for a permit.
     pub waiting: u64,
 }
 
@@ -127,7 +127,7 @@ pub struct MachineCount {
     pub driver: String,
     /// Their namespace.
     pub namespace: String,
-    /// The reason of the condition that says why they are in this phase; empty where none says it yet.
+    /// The reason of the condition that explains this phase; empty where none does yet.
     pub reason: String,
     /// How many there are.
     pub count: u64,
@@ -138,7 +138,7 @@ pub struct MachineCount {
 pub struct BreakerCount {
     /// Classes whose breaker is open: no create is made.
     pub open: u64,
-    /// Classes whose breaker is half-open: one machine tries, or few.
+    /// Classes whose breaker is half open: one machine, or a few, may try.
     pub half_open: u64,
     /// Machines that wait for capacity.
     pub waiting: u64,
@@ -259,8 +259,8 @@ impl Metrics {
         self.registry.register("build", "Version of the process", build);
     }
 
-    /// Begins the count of reconciles at zero: a counter that appears with its first failure hides that
-    /// failure, because what increases from nothing has not increased.
+    /// Starts the reconcile counters at zero. A counter that appears with its first failure hides that
+    /// failure, because it has not increased.
     fn begin_reconciles(&self) {
         for controller in ControllerName::ALL {
             for result in ReconcileResult::ALL {
@@ -273,7 +273,7 @@ impl Metrics {
         }
     }
 
-    /// Begins to count the calls of a configured driver, with all their codes, at zero.
+    /// Starts the call counters of a configured driver at zero, with all their codes.
     pub fn driver_configured(&self, driver: &str) {
         let codes = Code::ALL.into_iter().map(Some).chain([None]);
         for (operation, code) in codes.flat_map(|code| Operation::ALL.map(|operation| (operation, code))) {
@@ -318,7 +318,7 @@ impl Metrics {
             .observe(took.as_secs_f64());
     }
 
-    /// Sets how machines are counted at each scrape; only the first function that is given counts.
+    /// Sets how machines are counted at each scrape. Only the first call has an effect.
     pub fn machines(&self, count: impl Fn() -> Vec<MachineCount> + Send + Sync + 'static) {
         self.machines.get_or_init(|| Box::new(count));
     }
@@ -443,7 +443,7 @@ mod tests {
             &metrics,
             r#"capcmi_machines{phase="Pending",driver="pool",namespace="ns",reason="ResourceExhausted"} 1"#,
         );
-        // A missing series is not zero, and an alert on a minimum over time would not see the gap.
+        // An alert on a minimum over time would not see a missing series.
         assert_line(&metrics, r#"capcmi_machines{phase="Deleting"} 0"#);
     }
 

@@ -23,7 +23,7 @@ pub(super) fn files() -> Result<Vec<File>, Error> {
 /// The definitions of all kinds.
 ///
 /// # Errors
-/// When one can't be written as JSON, which would be a fault of this module.
+/// When a definition can't be written as JSON, which would be a defect of this module.
 pub fn definitions() -> Result<Vec<Value>, Error> {
     let derived = [
         serde_json::to_value(InfraMachine::crd())?,

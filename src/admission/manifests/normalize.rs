@@ -1,12 +1,13 @@
-//! What the derived definitions need before an API server and Cluster API can live with them.
+//! Makes the derived definitions acceptable to the API server and to Cluster API.
 
 use serde_json::{Map, Value};
 
-/// Normalizes a schema, or any object with schemas in it.
+/// Normalizes a schema, or any object that contains schemas.
 ///
-/// * `nullable` goes: the provider never writes null, and Cluster API panics on a null in a condition.
-/// * Bounds are whole numbers, and descriptions one line that the reader's terminal breaks.
-/// * Formats of unsigned integers go: the API server knows none of them and warns about each.
+/// * `nullable` is removed. The provider never writes null, and Cluster API panics on a null in a condition.
+/// * Bounds become whole numbers.
+/// * Descriptions become one line. The reader's terminal wraps it.
+/// * Formats of unsigned integers are removed. The API server does not know them, and warns about each.
 pub fn schema(value: &mut Value) {
     match value {
         Value::Object(fields) => {

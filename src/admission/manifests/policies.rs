@@ -58,10 +58,10 @@ struct PolicySpec {
     validations: Value,
 }
 
-/// A template's spec never changes, and a template can't hand an identity to what is made from it.
+/// A template's spec is immutable, and a template can't pass an identity on to its objects.
 ///
-/// A template is compared only with itself before, so that an owner can still be set on
-/// one from before this policy.
+/// A template is compared only with its own previous version, so that an owner can still be set on a template
+/// from before this policy.
 fn templates() -> PolicySpec {
     let annotations = |object: &str| format!("{object}.?spec.?template.?metadata.?annotations.orValue({{}})");
     PolicySpec {
@@ -100,10 +100,10 @@ fn templates() -> PolicySpec {
     }
 }
 
-/// The annotations that say which VM is whose are only for users that [`may_identify`].
+/// Only users with the permission of [`may_identify`] may write the annotations that bind VMs to objects.
 ///
-/// A machine that is up adopts nothing. The annotation would be without effect until a move or a restore
-/// takes the status away, and ask then for a VM that is the machine's own.
+/// A machine that is up adopts no VM. The annotation would have no effect until a move or a restore removes
+/// the status. Then it would request a VM that is already the machine's own.
 fn reserved_annotations() -> PolicySpec {
     let adopt = annotations::ADOPT;
     let is_up = "oldObject.?status.?initialization.?provisioned.orValue(false)";
@@ -141,9 +141,9 @@ fn reserved_annotations() -> PolicySpec {
     }
 }
 
-/// The providerID identifies a VM as well, and the driver is asked for the VM that it names: it comes from
-/// the driver, or with a moved object from the administrator. Cluster API reads it and never writes it.
-/// The schema keeps it from changing.
+/// The providerID identifies a VM as well, and the driver is asked for that VM. It comes from the driver or,
+/// for a moved object, from the administrator. Cluster API reads it and never writes it. The schema keeps it
+/// from changing.
 fn provider_id() -> PolicySpec {
     let value = |object: &str| format!("{object}.?spec.?providerID.orValue('')");
     PolicySpec {
@@ -162,9 +162,9 @@ fn provider_id() -> PolicySpec {
     }
 }
 
-/// While a machine has a record or a providerID, only users that [`may_identify`] take the finalizer away:
-/// the object would go, and nothing would know of its VM any more. A deletion leaves finalizers of others
-/// alone, so that no other way leads around it.
+/// While a machine has a record or a providerID, only users with the permission of [`may_identify`] may
+/// remove the finalizer. Otherwise the object would be deleted and its VM forgotten. A deletion leaves the
+/// finalizers of others alone, so that there is no other way around it.
 fn finalizer() -> PolicySpec {
     let has = |object: &str| format!("'{MACHINE_FINALIZER}' in {object}.metadata.?finalizers.orValue([])");
     let record = annotations::VM_RECORD;
@@ -191,9 +191,9 @@ fn finalizer() -> PolicySpec {
     }
 }
 
-/// Whether the caller may `update` the virtual subresource, in the whole cluster. A VM is not in a namespace:
-/// a user who may write identities in one namespace may name there the VM of any other. So no namespace is
-/// given, and what a RoleBinding grants does not count, not even with a wildcard.
+/// Whether the caller may `update` the virtual subresource, in the whole cluster. A VM has no namespace: a
+/// user who may write identities in one namespace could name the VM of any other namespace there. So the
+/// check has no namespace, and grants of a RoleBinding do not count, not even with a wildcard.
 fn may_identify() -> String {
     format!(
         "authorizer.group('{GROUP}').resource('inframachines').subresource('{}').check('update').allowed()",

@@ -1,4 +1,4 @@
-//! The only place that says what each role may do, and why.
+//! The only place that defines the permissions of each role, with their reasons.
 //!
 //! The provider's rules are the verbs that it uses and nothing else: a test can compare the verbs in an audit
 //! log with [`PROVIDER`], [`SECRETS`] and [`LEADER_ELECTION`].
@@ -18,8 +18,8 @@ pub struct Rule {
     pub why: &'static str,
 }
 
-/// The virtual subresource of InfraMachines that stands for writing what says which VM is whose: identity
-/// annotations and providerID. Only the admission policies ask for it.
+/// The virtual subresource of InfraMachines that stands for writing identities: the identity annotations and
+/// the providerID. Only the admission policies check it.
 pub const IDENTITY: &str = "identity";
 
 const READ: &[&str] = &["get", "list", "watch"];
@@ -115,8 +115,7 @@ pub const LEADER_ELECTION: &[Rule] = &[Rule {
     why: "Leader election.",
 }];
 
-/// The provider, for the admission policies of this installation and no others:
-/// [`mod@super::policies`] says which.
+/// The provider, only for the admission policies of this installation: see [`mod@super::policies`].
 pub const ADMISSION: &[Rule] = &[Rule {
     group: "admissionregistration.k8s.io",
     resources: &["validatingadmissionpolicies", "validatingadmissionpolicybindings"],
@@ -148,8 +147,8 @@ pub const CLUSTER_API: &[Rule] = &[
     },
 ];
 
-/// Cluster API's kubeadm control plane provider, by an aggregation of its own. Core's permissions are not
-/// its, and its own end at the group `infrastructure.cluster.x-k8s.io`.
+/// Cluster API's kubeadm control plane provider, by a separate aggregation. It does not have core's
+/// permissions, and its own end at the group `infrastructure.cluster.x-k8s.io`.
 pub const KUBEADM_CONTROL_PLANE: &[Rule] = &[
     Rule {
         group: GROUP,

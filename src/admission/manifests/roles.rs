@@ -112,7 +112,7 @@ pub(super) fn volume_drain_files() -> Result<Vec<File>, Error> {
     Ok(vec![File::new("role.yaml", &documents)])
 }
 
-/// Name, label and, for what is namespaced, the namespace.
+/// Returns name, label and, for a namespaced kind, the namespace.
 fn metadata(kind: &str, name: &str) -> Value {
     let mut metadata = json!({
         "name": format!("{NAME_PREFIX}{name}"),
@@ -124,7 +124,7 @@ fn metadata(kind: &str, name: &str) -> Value {
     metadata
 }
 
-/// The namespace, with the strictest of the Pod Security Standards, which the provider's Pod keeps.
+/// Returns the namespace, with the strictest of the Pod Security Standards, which the provider's Pod meets.
 fn namespace() -> Result<String, Error> {
     let restricted = |mode: &str| (format!("pod-security.kubernetes.io/{mode}"), json!("restricted"));
     let mut labels: Map<String, Value> = ["enforce", "audit", "warn"].map(restricted).into_iter().collect();

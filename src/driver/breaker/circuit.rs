@@ -1,4 +1,4 @@
-//! One circuit breaker: the time from which creates of a class may run, and how many may run together.
+//! One circuit breaker: when creates of a class may run, and how many at the same time.
 //!
 //! A circuit counts creates and knows no driver. The wakers that it returns have to run without the lock.
 
@@ -15,20 +15,19 @@ use crate::driver::waker::Waker;
 /// How long a circuit waits for the create of a machine to begin: the machine may have been deleted.
 pub const EXPECTED_WITHIN: Duration = Duration::from_secs(10);
 
-/// The circuit breaker of a class. It is open until a time; then it is half open, and lets one create
-/// through; then it recovers.
+/// The circuit breaker of a class: open until a time, then half open for one create, then recovering.
 #[derive(Debug)]
 pub struct Circuit {
     pub(super) until: Instant,
-    /// How many creates may run together: one, and one more for each create that succeeds.
+    /// The number of creates that may run at the same time: one, and one more for each create that succeeds.
     allowed: u32,
     /// Creates that were let through and are not answered yet.
     in_flight: u32,
-    /// The machine that was woken or let go on last, and when.
+    /// The machine that was woken or admitted last, and when.
     expected: Option<(Arc<str>, Instant)>,
     /// When capacity was exhausted last.
     exhausted_at: Instant,
-    /// How many creates in a row failed, each soon after the one before.
+    /// The number of creates in a row that failed, each soon after the previous one.
     failures: u32,
     /// Whether there was a hint of capacity since the last create began.
     is_hinted: bool,
@@ -36,7 +35,7 @@ pub struct Circuit {
 }
 
 impl Circuit {
-    /// Returns a circuit that lets this machine try, or without one, any machine.
+    /// Returns a circuit that lets this machine try; without one, any machine.
     pub fn half_open(expected: Option<Arc<str>>, now: Instant) -> Self {
         Self {
             until: now,
@@ -50,7 +49,7 @@ impl Circuit {
         }
     }
 
-    /// Lets a machine go on to a create, if the state allows one.
+    /// Admits a machine to a create, if the state allows one.
     pub fn try_admit(&mut self, uid: &str, reason: HalfOpenReason, now: Instant) -> bool {
         if reason.requested && self.in_flight == 0 {
             self.until = self.until.min(now);
@@ -87,7 +86,7 @@ impl Circuit {
         since.is_some_and(|since| now.saturating_duration_since(since) < EXPECTED_WITHIN)
     }
 
-    /// Queues a machine. One that waits already keeps its place.
+    /// Queues a machine. A machine that waits already keeps its place.
     pub fn wait(&mut self, uid: &str, waker: Waker) {
         match self.waiting.iter_mut().find(|(waiting, _)| **waiting == *uid) {
             Some((_, before)) => *before = waker,
@@ -100,11 +99,11 @@ impl Circuit {
         u64::try_from(self.waiting.len()).unwrap_or(u64::MAX)
     }
 
-    /// Records that capacity is exhausted, and for how long the driver asks to wait. A hint that came while
-    /// the create ran holds for the next one.
+    /// Records exhausted capacity, and how long the driver asks to wait. A hint that came while the create
+    /// ran counts for the next create.
     pub fn on_exhausted(&mut self, asked: Option<Duration>, counted: bool, now: Instant) {
         self.in_flight -= u32::from(counted);
-        // Else another create was in flight at the same time.
+        // Otherwise another create was in flight at the same time.
         if !self.is_open(now) {
             let is_early = now.saturating_duration_since(self.exhausted_at) < LONG_WAIT;
             self.failures = if is_early {
@@ -141,7 +140,7 @@ impl Circuit {
         self.wake(2, now)
     }
 
-    /// Records that a create that was let through did not find out whether there is capacity.
+    /// Records a create that did not reveal whether there is capacity.
     pub fn on_inconclusive(&mut self, now: Instant) {
         self.in_flight -= 1;
         if self.allowed == 1 && !self.is_open(now) {
@@ -152,7 +151,7 @@ impl Circuit {
     }
 
     /// Records a hint that there may be capacity: an open circuit lets a create through earlier, but not
-    /// before a back-off. That back-off grows with each hint that proves wrong, so that the replacement of a
+    /// before a back-off. The back-off grows with each hint that proves wrong, so that the replacement of a
     /// fleet does not keep trying a class in vain.
     pub fn on_capacity_hint(&mut self, now: Instant) {
         self.is_hinted = true;

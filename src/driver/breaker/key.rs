@@ -12,16 +12,16 @@ pub struct ClassKey {
     pub credentials: CredentialsKey,
 }
 
-/// The account that credentials open, as a hash of the credentials.
+/// The account that credentials belong to, as a hash of the credentials.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CredentialsKey([u8; 32]);
 
 impl ClassKey {
-    /// Returns the key of a class, in which the machine's identity stands under `tag_path`.
+    /// Returns the key of a class. The machine's identity is below `tag_path` in the provider spec.
     pub fn of(class: &MachineClass, tag_path: &JsonPointer) -> Self {
         let mut spec = class.provider_spec.clone();
         spec.remove_tags(tag_path, &tags::RESERVED);
-        // The keys of an object are kept in order, so the text is stable.
+        // The keys of an object are ordered, so the text is stable.
         let spec = Sha256::digest(Value::Object(spec.0).to_string().as_bytes()).into();
         let credentials = CredentialsKey::of(&class.secrets);
         Self { spec, credentials }

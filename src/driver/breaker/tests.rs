@@ -94,7 +94,7 @@ const NONE: HalfOpenReason = HalfOpenReason {
     recalled: false,
 };
 
-/// One whose driver has answered that capacity is exhausted, with so many machines that wait.
+/// Returns breakers whose driver has reported exhausted capacity, with this many waiting machines.
 fn open(waiting: usize) -> (Breakers, ClassKey, Woken) {
     let (breakers, key, woken) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
     breakers.attempt(&key).unwrap().record(&exhausted());
@@ -198,7 +198,7 @@ async fn a_machine_that_finds_no_room_opens_it_again() {
     assert_eq!(woken.take(), ["m-1"], "one after the other");
 }
 
-/// It may have been deleted meanwhile, and its create given up.
+/// The machine may have been deleted, and its create abandoned.
 #[tokio::test(start_paused = true)]
 async fn one_that_does_not_find_out_holds_the_others_up_for_seconds() {
     let (breakers, key, woken) = open(3);
@@ -300,7 +300,7 @@ async fn a_vm_that_is_gone_and_a_create_that_succeeds_late_have_one_machine_find
     }
 }
 
-/// An annotation has it tried at once: of all machines of the class that get one, by one machine.
+/// Several machines of a class may get the annotation, and only one machine tries immediately.
 #[tokio::test(start_paused = true)]
 async fn a_try_that_an_operator_asks_for_is_admitted_at_once() {
     let (breakers, key, _) = open(1);

@@ -9,7 +9,7 @@ use crate::api::v1alpha1::InfraMachine;
 /// A class by reference: a provider spec, and where its credentials are. One list shows all VMs of a class.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClassRef {
-    /// The Secret with the credentials, in the namespace of the machines; the provider's own without it.
+    /// The Secret with the credentials, in the namespace of the machines; `None` for the provider's own.
     pub secret: Option<String>,
     /// The provider spec with the tags of cluster and role, without a machine's own, as JSON.
     pub spec: String,
@@ -20,12 +20,12 @@ pub struct ClassRef {
 pub struct ClassId(u64);
 
 impl ClassRef {
-    /// The class of a machine whose provider spec was applied; none for another machine.
+    /// Returns the class of a machine whose provider spec was applied; `None` for another machine.
     pub fn of_machine(machine: &InfraMachine, tag_path: &JsonPointer) -> Option<Self> {
         Self::of_made(identity::record(machine)?.made_from?, tag_path)
     }
 
-    /// The class of a VM that was made like this.
+    /// Returns the class of a VM that was made like this.
     pub fn of_made(made: MadeFrom, tag_path: &JsonPointer) -> Option<Self> {
         let mut spec = made.provider_spec;
         spec.remove_tags(tag_path, &[tags::MACHINE]);

@@ -29,7 +29,7 @@ fn shared(all: u32) -> (Permits, WokenKeys) {
 }
 
 impl Permits {
-    /// Asks for one in the name of the only namespace.
+    /// Asks for a permit in the only namespace.
     fn try_acquire(&self, priority: Priority, key: &str, waker: Waker) -> bool {
         self.try_acquire_in("ns", priority, key, waker)
     }
@@ -117,7 +117,8 @@ fn a_look_up_that_leads_to_a_create_counts_as_one() {
     );
 }
 
-/// Its create before may have made the VM. In a long queue it would come to the end again and again.
+/// The previous create may have made the VM. In a long queue, the machine would be queued at the end again
+/// and again.
 #[test]
 fn one_that_is_woken_to_make_a_vm_looks_it_up_with_that_permit() {
     let (permits, woken) = permits(4);
@@ -135,7 +136,7 @@ fn one_that_is_woken_to_make_a_vm_looks_it_up_with_that_permit() {
     assert!(!permits.try_acquire(Priority::Create, "e", woken.waker("e")));
 }
 
-/// After a change of its Machine, the look-up has to say again that there is no VM.
+/// After a change of its Machine, the look-up has to confirm again that there is no VM.
 #[tokio::test(start_paused = true)]
 async fn one_that_waits_to_make_a_vm_and_looks_it_up_keeps_its_place() {
     let (permits, woken) = permits(4);
@@ -222,7 +223,7 @@ async fn a_waiter_that_asked_in_its_reconcile_keeps_the_permit_that_is_set_aside
     assert!(permits.try_acquire(Priority::Create, "b", woken.waker("b")));
 }
 
-/// It was deleted while it waited.
+/// The waiter was deleted.
 #[tokio::test(start_paused = true)]
 async fn a_permit_is_not_reserved_for_ever_for_one_that_does_not_come() {
     let (permits, woken) = permits(2);
@@ -239,7 +240,7 @@ async fn a_permit_is_not_reserved_for_ever_for_one_that_does_not_come() {
     assert_eq!(woken.take(), ["c"]);
 }
 
-/// 40 machines of one namespace whose creates hang, and one of another.
+/// The creates of 40 machines of one namespace hang, and one machine is of another namespace.
 #[tokio::test(start_paused = true)]
 async fn namespaces_take_turns() {
     let (permits, woken) = permits(4);
@@ -266,7 +267,7 @@ async fn namespaces_take_turns() {
     assert_eq!(order, ["many-3", "other-1", "third", "many-4"]);
 }
 
-/// A call that hangs gives its permit back at its timeout only.
+/// A hanging call returns its permit only at its timeout.
 #[test]
 fn of_a_driver_that_several_namespaces_share_no_namespace_holds_all_permits() {
     for (all, creates, held) in [(2, 1, 1), (3, 1, 2), (4, 2, 3), (8, 6, 7), (32, 24, 28)] {
@@ -282,7 +283,7 @@ fn of_a_driver_that_several_namespaces_share_no_namespace_holds_all_permits() {
             .filter(|n| try_acquire("a", Priority::Upkeep, *n))
             .count();
         assert_eq!((creating, creating + upkeep), (creates, held), "of {all}");
-        // The one of two that is left is not for creates.
+        // The last of two permits is not for creates.
         let priority = if all == 2 {
             Priority::Upkeep
         } else {
@@ -326,7 +327,7 @@ async fn one_that_waits_in_a_queue_that_is_stuck_is_woken_once_to_say_so_and_kee
     assert!(!permits.should_report("a"));
 }
 
-/// A fleet that comes up at the pace of its driver hardly costs writes for its waits.
+/// A fleet that starts at the pace of its driver hardly causes writes for its waits.
 #[tokio::test(start_paused = true)]
 async fn in_a_queue_that_moves_a_few_that_wait_for_minutes_are_woken_to_say_so() {
     let (permits, woken) = permits(1);

@@ -39,7 +39,6 @@ impl fmt::Display for BindAddress {
 }
 
 impl BindAddress {
-    /// Listens on the address.
     pub(super) async fn bind(&self) -> anyhow::Result<TcpListener> {
         let bound = if self.host.is_empty() {
             // A kernel without IPv6 has IPv4 addresses only.

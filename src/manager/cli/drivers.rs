@@ -39,8 +39,8 @@ pub fn build(path: &Path, settings: &Settings, kind: DriverKind) -> Result<Arc<d
         .misconfigured()
 }
 
-/// Builds a driver after a first read of its credentials: credentials that can't be read are found now,
-/// before a machine waits for them.
+/// Builds a driver after a first read of its credentials. So unreadable credentials are found now, before a
+/// machine waits for them.
 fn with_credentials(settings: &Settings, kind: DriverKind) -> anyhow::Result<Arc<dyn Driver>> {
     if let Some(credentials) = &settings.credentials {
         credentials.read().context("cannot use credentials.directory")?;

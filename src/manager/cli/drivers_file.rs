@@ -21,7 +21,7 @@ const ANY_NAMESPACE: &str = "*";
 /// The configuration of a driver, as the file has it.
 #[derive(Debug)]
 pub struct DriverConfig {
-    /// What every kind of driver has.
+    /// The settings that every kind of driver has.
     pub settings: Settings,
     /// The kind, with its own settings.
     pub kind: DriverKind,
@@ -47,7 +47,7 @@ struct DriversFile {
     drivers: Option<Vec<DriverEntry>>,
 }
 
-/// An entry of the file: the settings that every kind of driver has, and one key that says its kind.
+/// An entry of the file: the settings that every kind of driver has, and one key for its kind.
 #[derive(Debug, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct DriverEntry {
@@ -85,7 +85,7 @@ struct CredentialsEntry {
     directory: PathBuf,
 }
 
-/// Reads a kind without settings, such as `simulated:`, as that kind with all its defaults.
+/// Reads a kind without settings, such as `simulated:`, with all its defaults.
 fn with_defaults<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     T: Deserialize<'de> + Default,
@@ -214,7 +214,7 @@ impl DriverEntry {
 
     fn limits(&self) -> Limits {
         let defaults = Limits::default();
-        // The validation has refused zero before, with its place.
+        // The validation has refused zero already, with its place.
         let given = |number: Option<u32>| number.and_then(NonZeroU32::new);
         let calls_per_second = given(self.calls_per_second).unwrap_or(defaults.calls_per_second);
         let mut timeouts = Timeouts::default();

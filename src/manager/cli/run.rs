@@ -21,8 +21,8 @@ use crate::telemetry::metrics::Metrics;
 use cmi_grpc::cli::{duration, signals};
 use cmi_grpc::server::{CertificateFiles, ServerTls};
 
-/// Name of the Lease, after the custom of Cluster API's managers. For a provider that looks at only part of
-/// the objects, it is the beginning of the name.
+/// The name of the Lease, after the custom of Cluster API's managers. For a provider that watches only some
+/// of the objects, it is the beginning of the name.
 const LEASE: &str = "controller-leader-election-capcmi";
 
 /// Flags of `capcmi-manager`.
@@ -196,7 +196,6 @@ enum Orphans {
     Delete,
 }
 
-/// Runs the manager until it is stopped.
 pub(super) async fn run(args: RunArgs) -> Result<(), CommandError> {
     let drivers = drivers::load(&args.drivers_config)?;
     let api_server = api_server(args.kubeconfig).await?;
@@ -242,8 +241,8 @@ pub async fn api_server(kubeconfig: Option<PathBuf>) -> Result<kube::Config, Com
         .misconfigured()
 }
 
-/// Returns the name of a provider's Lease: one for all replicas that look at the same objects. A replica that
-/// looks at other objects must not stand by for them.
+/// Returns the name of a provider's Lease: one for all replicas that watch the same objects. A replica that
+/// watches other objects must not stand by for them.
 fn lease(namespace: &str, watch_filter: &str) -> String {
     if namespace.is_empty() && watch_filter.is_empty() {
         return LEASE.to_owned();
@@ -394,7 +393,7 @@ mod tests {
         }
     }
 
-    /// Else the second would stand by for the first, and its machines would wait for ever.
+    /// Otherwise the second would stand by for the first, and its machines would wait forever.
     #[test]
     fn providers_that_look_at_different_objects_do_not_share_a_lease() {
         let scopes = [

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 /// Parses and validates the text of a file.
 ///
 /// # Errors
-/// What is wrong, and where. A snippet of the file is not shown: a secret may stand beside the mistake
+/// The mistake, with its place. No snippet of the file is shown: a secret may stand beside the mistake
 /// (OPS-11).
 pub fn parse<T>(text: &str) -> Result<T, String>
 where
@@ -24,8 +24,8 @@ where
 }
 
 /// Returns the path of the value that can't be read, such as `drivers[0].burst`. The parser knows the path of
-/// a value that it validates, but not of one that it can't read: so a wrong file is read once more, and the
-/// path kept.
+/// a value that it validates, but not of a value that it can't read. So a wrong file is read again, and the
+/// path recorded.
 fn unreadable_place<T: DeserializeOwned>(text: &str) -> Option<String> {
     let options = serde_saphyr::options! { with_snippet: false };
     let mut place = None;

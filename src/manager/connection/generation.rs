@@ -1,8 +1,8 @@
 //! The current connections, and their replacement.
 //!
-//! A server whose storage hangs still answers pings. Behind one address there may be others that are well,
-//! but HTTP/2 leads every request over the connection that there is. Over HTTP/1.1, a request that is given
-//! up ends its connection, and the next one gets another.
+//! A server whose storage hangs still answers pings. Other servers behind the same address may be healthy,
+//! but HTTP/2 sends every request over the existing connection. Over HTTP/1.1, an abandoned request ends its
+//! connection, and the next request gets another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,16 +13,15 @@ use tokio::time::Instant;
 
 use super::{Connector, Http, http};
 
-/// The connections in use.
 pub(super) struct Connections {
     connector: Connector,
     current: RwLock<Arc<Generation>>,
-    /// The least wait of a request after which it counts that the request was given up.
+    /// How long a request must have waited for its cancellation to count as a stall.
     stalled_after: Duration,
 }
 
-/// The connections of a time. Watches have one of their own: they take streams for as long as they last, of
-/// which a server allows a connection so many, and what is not read of them must not take room from answers.
+/// The connections of one generation. Watches have a separate connection: their streams last long, and a
+/// server limits the streams of a connection. Their unread data must not take room from answers.
 struct Generation {
     requests: Connection,
     watches: Connection,
@@ -30,28 +29,28 @@ struct Generation {
 
 struct Connection {
     http: Http,
-    /// How many answers have begun.
+    /// The number of answers that have begun.
     answers: AtomicU64,
 }
 
-/// What a request is for.
+/// The purpose of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// The request is answered as soon as it is done.
+    /// A request with one answer.
     Request,
-    /// The answer of the request lasts.
+    /// A watch, whose answer lasts.
     Watch,
 }
 
-/// A request whose answer has not begun. If it is dropped in this state, after long enough, and no other
-/// request of its connection was answered meanwhile, the next request gets a new connection. Requests under
-/// way go on over the old one, which is closed after them.
+/// A request whose answer has not begun. The next request gets a new connection if this request is dropped in
+/// this state after long enough, and its connection has answered no other request since. Requests in flight
+/// continue over the old connection, which is closed after them.
 pub(super) struct Unanswered {
     connections: Arc<Connections>,
     generation: Arc<Generation>,
     purpose: Purpose,
     sent: Instant,
-    /// The number of answers when the request was sent; none once it is answered.
+    /// The number of answers when the request was sent; `None` once it is answered.
     answers: Option<u64>,
 }
 
@@ -65,7 +64,6 @@ impl Connections {
         }
     }
 
-    /// Returns the connection for a request that is sent now.
     pub(super) fn send(self: &Arc<Self>, purpose: Purpose) -> Unanswered {
         let generation = Arc::clone(&self.current.read());
         let answers = generation.of(purpose).answers.load(Ordering::Relaxed);
@@ -78,7 +76,7 @@ impl Connections {
         }
     }
 
-    /// Replaces these connections, unless they have been replaced.
+    /// Replaces these connections, unless they are replaced already.
     fn replace(&self, stalled: &Arc<Generation>) {
         let mut current = self.current.write();
         if Arc::ptr_eq(&current, stalled) {
@@ -113,7 +111,6 @@ impl Unanswered {
         &self.generation.of(self.purpose).http
     }
 
-    /// Records that the answer has begun.
     pub(super) fn answered(mut self) {
         self.answers = None;
         let connection = self.generation.of(self.purpose);

@@ -20,7 +20,7 @@ use crate::manager::{ApiServer, Protocol};
 use server::{Conduct, SLOW, Server};
 
 const ANY: &[&str] = &["h2", "http/1.1"];
-/// Both times of a ping, and what a busy computer adds.
+/// Both times of a ping, and a margin for a busy computer.
 const GIVEN_UP: Duration = Duration::from_secs(20);
 
 fn network(config: Config, protocol: Protocol) -> ApiServer {
@@ -74,7 +74,7 @@ async fn watches_share_a_connection_and_all_else_another_however_much_is_asked_a
     }
 }
 
-/// The first connection is only known to be HTTP/2 when it stands.
+/// A connection is known to be HTTP/2 only once it is established.
 #[tokio::test]
 async fn requests_that_come_before_there_is_a_connection_are_all_answered() {
     let server = Server::start(ANY, &[]).await;
@@ -100,7 +100,8 @@ async fn a_server_without_http2_or_tls_is_spoken_to_in_http1() {
     }
 }
 
-/// What is asked for by a flag, and what the lease is renewed with: one request at a time.
+/// One client speaks HTTP/1.1 because of a flag, and the other renews the lease. Each sends one request at a
+/// time.
 #[tokio::test]
 async fn http1_is_spoken_where_that_is_asked_for_and_by_what_renews_the_lease() {
     let server = Server::start(ANY, &[]).await;
@@ -160,7 +161,7 @@ async fn a_server_that_is_not_the_one_that_is_configured_is_not_spoken_to() {
     assert!(controller_client(&network(config, Protocol::Http2), Leadership::unelected()).is_err());
 }
 
-/// An API server closes connections when it stops, and some now and then where it has `--goaway-chance`.
+/// An API server closes connections when it stops, and now and then with `--goaway-chance`.
 #[tokio::test]
 async fn a_write_that_the_server_did_not_look_at_is_sent_again() {
     for conduct in [Conduct::CloseUnseen, Conduct::Refuse] {
@@ -177,7 +178,7 @@ async fn a_write_that_the_server_did_not_look_at_is_sent_again() {
     }
 }
 
-/// It may have been carried out: only what asked can tell what to do about it.
+/// The server may have processed the write, and only the caller knows how to handle that.
 #[tokio::test]
 async fn a_write_that_the_server_may_have_carried_out_is_not_sent_again() {
     let server = Server::start(ANY, &[Conduct::CloseSeen]).await;
@@ -187,8 +188,7 @@ async fn a_write_that_the_server_may_have_carried_out_is_not_sent_again() {
     request(&client, Method::POST, "/events").await.unwrap();
 }
 
-/// Another replica may lead by the time at which a connection stands, be it the first or one for what the
-/// server did not look at.
+/// Another replica may lead when a connection is established. This concerns first requests and repeated ones.
 #[tokio::test]
 async fn a_write_is_sent_over_no_connection_that_stands_only_after_the_leadership_was_lost() {
     for (conducts, lost_at) in [
@@ -215,8 +215,8 @@ async fn a_write_is_sent_over_no_connection_that_stands_only_after_the_leadershi
     }
 }
 
-/// HTTP/2 has all wait for one connection: it must be known soon that it is dead, as after the loss of a node
-/// whose last word was lost with it.
+/// Over HTTP/2, all requests wait for one connection. Its loss must be noticed soon, for example when a node
+/// fails silently.
 #[tokio::test]
 async fn a_connection_that_fell_silent_is_given_up() {
     let server = Server::start(ANY, &[]).await;
@@ -233,7 +233,7 @@ async fn a_connection_that_fell_silent_is_given_up() {
     watch(&client, "/machines").await;
 }
 
-/// The next connection may lead to another server, as where several stand behind one address.
+/// The next connection may lead to another server, if several share the address.
 #[tokio::test]
 async fn a_server_that_answers_pings_and_no_request_loses_its_connections() {
     let server = Server::start(ANY, &[Conduct::Hang, Conduct::Answer]).await;
@@ -249,7 +249,7 @@ async fn a_server_that_answers_pings_and_no_request_loses_its_connections() {
     assert_eq!(connections, [0, 1]);
 }
 
-/// One slow request is no reason, nor is one that its caller does not wait for.
+/// One slow request is no reason to replace it, nor is a request that its caller abandons.
 #[tokio::test]
 async fn a_connection_over_which_others_are_answered_is_kept() {
     let server = Server::start(ANY, &[]).await;

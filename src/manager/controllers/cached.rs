@@ -1,6 +1,7 @@
-//! What is kept of every kind: the facts that scans look at, and the form that objects have at rest.
+//! The cached form of every kind: the facts that scans read, and the packed form of idle objects.
 //!
-//! Packed are the kinds of which a Cluster has many. The other kinds are few, and scanned as they are.
+//! Kinds with many objects in a Cluster are packed. The other kinds have few objects, and are scanned
+//! unpacked.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
@@ -45,8 +46,8 @@ impl Cached for DeserializeGuard<InfraMachine> {
         self.0.as_ref().ok()?.spec.provider_id.as_deref()
     }
 
-    /// Returns none for an object that can't be read, and for one that its text would change: a time between
-    /// two seconds loses what is beyond them, and the last bit of a few numbers differs.
+    /// Returns `None` for an unreadable object, and for an object that does not survive a round trip through
+    /// text. Text loses fractions of seconds, and the last bit of a few numbers.
     fn pack(&self) -> Option<Vec<u8>> {
         let infra = self.0.as_ref().ok()?;
         let text = serde_json::to_vec(infra).ok()?;
@@ -56,7 +57,7 @@ impl Cached for DeserializeGuard<InfraMachine> {
         is_same.then_some(text)
     }
 
-    /// Groups the machines of one template, as far as that is known.
+    /// Groups the machines of one template, if the template is known.
     fn dictionary_group(&self) -> u64 {
         let Ok(infra) = &self.0 else { return 0 };
         fingerprint((
@@ -72,7 +73,7 @@ impl Cached for DeserializeGuard<InfraMachine> {
     }
 }
 
-/// A Machine at rest: its status is not serialized in the form in which it is read.
+/// A packed Machine. Its status is serialized in another form than the API server sends.
 #[derive(Deserialize, Serialize)]
 struct PackedMachine<M, S, T> {
     metadata: M,
@@ -94,7 +95,7 @@ impl Cached for Machine {
         }
     }
 
-    /// Returns none for a Machine that its text would change, as for an InfraMachine.
+    /// Returns `None` for a Machine that does not survive a round trip through text, as for an InfraMachine.
     fn pack(&self) -> Option<Vec<u8>> {
         let status = self.status.as_ref();
         let text = serde_json::to_vec(&PackedMachine {

@@ -1,20 +1,18 @@
-//! Runs the reconciles of a kind: one per object at a time, and a limited number at once.
+//! Runs the reconciles of a kind: one per object at a time, and a limited number in parallel.
 //!
-//! This does what kube's own controller does, over kube's own scheduler. That controller can't be used: it
-//! takes its objects from a store of its own kind, which holds each of them in full, and there is no other
-//! way into it. A store of names alone would still be metadata and four texts for each object, and the
-//! controller queues all objects of a start at once, twice, as requests with reasons. Here a request is a key
-//! that the cache shares, and the objects of a start are not queued at all: they wait in a list until there
-//! is a worker.
+//! This does the work of kube's own controller, over kube's scheduler. That controller takes its objects only
+//! from its own kind of store, which holds each of them in full. Even a store of names would need metadata
+//! and four texts for each object. It also queues all objects of a start immediately, twice, as requests with
+//! reasons. Here a request is a key that the cache shares, and the objects of a start wait in a list,
+//! unqueued, until a worker is free.
 //!
 //! # Guarantees
-//! As of kube's controller:
-//! * One reconcile of an object at a time. A request while it runs leads to one more reconcile after it.
-//! * Requests for an object whose reconcile has not begun are merged, at the earliest of their times. The
-//!   objects of a start are no requests: an object that waits there as well is reconciled once more for that,
-//!   unless the list comes to it while it is being reconciled.
-//! * No request is lost while an object waits, and none is for an object that the cache does not have.
-//! * At the end no reconcile begins, and those that have begun are finished.
+//! As in kube's controller:
+//! * An object has one reconcile at a time. A request while it runs leads to one more reconcile after it.
+//! * Requests for a waiting object are merged, at their earliest time. The backlog of a start is separate, so
+//!   an object that has a request may be reconciled once more.
+//! * No request is lost while an object waits. A request for an uncached object is dropped.
+//! * After a shutdown no reconcile begins, and running reconciles are finished.
 
 use std::collections::HashSet;
 use std::future::poll_fn;
@@ -34,18 +32,18 @@ use super::work_queue::WorkQueue;
 use crate::reconcile::Action;
 use crate::reconcile::caches::{Cache, Cached, NamespacedName};
 
-/// The reconciles of a kind, and how many run at once.
+/// The reconciles of a kind, with their limit.
 pub(super) struct Controller<K: Cached> {
     cache: Cache<K>,
     requests: mpsc::UnboundedReceiver<ScheduleRequest<NamespacedName>>,
     sender: mpsc::UnboundedSender<ScheduleRequest<NamespacedName>>,
-    /// The objects that are reconciled once, whether anything changes or not.
+    /// The objects that are reconciled once, whether or not they change.
     backlog: vec::IntoIter<NamespacedName>,
     concurrency: usize,
 }
 
-/// The next key that is due: from the requests and from the backlog of a start, alternately. The backlog of a
-/// fleet holds up no change for long, and changes that never end hold up no object for ever.
+/// The next due key: from the requests and from the backlog of a start, alternately. So a large backlog does
+/// not delay a change for long, and endless changes do not block the backlog.
 struct Due<R> {
     scheduler: Pin<Box<Scheduler<NamespacedName, R>>>,
     backlog: vec::IntoIter<NamespacedName>,
@@ -60,7 +58,7 @@ impl<R: Stream<Item = ScheduleRequest<NamespacedName>>> Due<R> {
         has_worker: bool,
     ) -> Poll<NamespacedName> {
         if !has_worker {
-            // So that requests that come due meanwhile are known by the time that there is a worker.
+            // Requests that come due in the meantime are then known when a worker is free.
             let _ = self.scheduler.as_mut().hold().poll_next_unpin(context);
             return Poll::Pending;
         }
@@ -77,7 +75,7 @@ impl<R: Stream<Item = ScheduleRequest<NamespacedName>>> Due<R> {
         self.next_of_backlog(running).map_or(Poll::Pending, Poll::Ready)
     }
 
-    /// Returns the next object of the backlog. One that is being reconciled anyway is done with.
+    /// Returns the next object of the backlog. Skips objects that are being reconciled already.
     fn next_of_backlog(&mut self, running: &HashSet<NamespacedName>) -> Option<NamespacedName> {
         self.takes_from_backlog = false;
         self.backlog.find(|key| !running.contains(key))
@@ -85,7 +83,7 @@ impl<R: Stream<Item = ScheduleRequest<NamespacedName>>> Due<R> {
 }
 
 impl<K: Cached> Controller<K> {
-    /// Reconciles the objects that the work queue sends.
+    /// Creates a controller for the objects of the work queue.
     pub(super) fn new(cache: &Cache<K>, queue: &WorkQueue<K>, concurrency: u16) -> Self {
         let (sender, requests) = mpsc::unbounded_channel();
         queue.connect(&sender);
@@ -98,7 +96,7 @@ impl<K: Cached> Controller<K> {
         }
     }
 
-    /// Also reconciles every object of the cache once, those first for which `comes_first` holds.
+    /// Also reconciles every object of the cache once. The objects that satisfy `comes_first` come first.
     pub(super) fn with_backlog(mut self, comes_first: impl Fn(&K::Facts) -> bool) -> Self {
         let (mut first, mut others) = (Vec::new(), Vec::new());
         self.cache.scan(|all| {
@@ -116,7 +114,7 @@ impl<K: Cached> Controller<K> {
         self
     }
 
-    /// Runs until `shutdown` resolves and every reconcile that had begun is finished.
+    /// Runs until `shutdown` resolves and every running reconcile is finished.
     pub(super) async fn run<C, E, F>(
         self,
         reconcile: impl Fn(Arc<K>, Arc<C>) -> F,
@@ -156,20 +154,20 @@ impl<K: Cached> Controller<K> {
                 () = &mut shutdown => break,
                 Some((key, action)) = running.next(), if !running.is_empty() => {
                     names.remove(&key);
-                    // The reconcile of a machine at rest never waits: without a yield, a fleet of such
-                    // reconciles would hold up the other controllers, which share the task.
+                    // The reconcile of an idle machine never waits. Without a yield, a fleet of them would
+                    // block the other controllers, which share the task.
                     ended += 1;
                     if ended.is_multiple_of(YIELDS_AFTER) {
                         tokio::task::yield_now().await;
                     }
                     if let Some(after) = Action::requeue_after(action) {
                         let run_at = Instant::now().checked_add(after).unwrap_or_else(far_off);
-                        // The receiver is in this very function.
+                        // This function owns the receiver.
                         let _ = self.sender.send(ScheduleRequest { message: key, run_at });
                     }
                 }
                 key = poll_fn(|context| due.poll(context, &names, has_worker)) => {
-                    // A deleted object needs no reconcile: its deletion was notified.
+                    // A deleted object needs no reconcile: its deletion was handled as an event.
                     if let Some(object) = self.cache.of_key(&key) {
                         names.insert(key.clone());
                         running.push(run(key, object));
@@ -181,7 +179,7 @@ impl<K: Cached> Controller<K> {
     }
 }
 
-/// How many reconciles may end one after the other before other futures of the task run.
+/// How many reconciles may end in a row before other futures of the task run.
 const YIELDS_AFTER: usize = 32;
 
 fn far_off() -> Instant {

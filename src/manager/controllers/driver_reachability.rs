@@ -1,9 +1,9 @@
-//! Enqueues what a driver's outage, return or replacement concerns.
+//! Enqueues objects when their driver becomes unreachable, comes back or is replaced.
 //!
-//! A probe enqueues at once the objects for which something can be done now; machines that sit out a back-off
-//! for want of the driver are retried when it is back, in doubling numbers. A state that is only published,
-//! that the driver is unreachable or reachable again, has to last first: then InfraClusters are reconciled at
-//! once, and the machines that are up at a pace that the API server and Cluster API do not notice.
+//! A probe that changes the state enqueues the objects that need a reconcile now. Machines in a back-off
+//! because of the driver are retried when it is back, in batches that double. The reachability itself is
+//! published only after it was stable for a while: on InfraClusters immediately, and on provisioned machines
+//! slowly, to spare the API server and Cluster API.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -21,17 +21,17 @@ use crate::driver::{ConfiguredDriver, Reachability, StableReachability};
 use crate::machine::Reference;
 use crate::reconcile::caches::{CachedMachine, yield_periodically};
 
-/// The least time between two rounds of retries of the machines that wait for a driver. It doubles each time
-/// that the driver becomes unreachable again soon: each round of failures costs the writes that publish it.
+/// The minimum time between two rounds of retries of a driver's waiting machines. It doubles each time that
+/// the driver soon becomes unreachable again, because each round of failures costs status writes.
 const RETRY_PAUSE: Duration = Duration::from_mins(1);
 const MAX_RETRY_PAUSE: Duration = Duration::from_mins(10);
-/// The most machines that are retried in a second when their driver is back.
+/// The maximum number of machines that are retried in a second when their driver is back.
 const MAX_RETRIED: usize = 128;
-/// How many machines publish in a second that their driver is unreachable, or reachable again.
+/// How many machines per second publish a change of their driver's reachability.
 const PUBLISHED_IN_A_SECOND: u32 = 20;
 
 impl Controllers {
-    /// Follows the probes of all drivers, for ever.
+    /// Follows the probes of all drivers. Never ends.
     pub(super) async fn follow_drivers(&self) {
         let all = self.drivers.iter().map(|driver| async {
             tokio::join!(
@@ -54,14 +54,14 @@ impl Controllers {
                 self.reconcile_clusters_of(driver.name());
                 tokio::select! {
                     () = self.publish_on_machines(driver.name(), &now) => break,
-                    // The state that is left to be published has changed.
+                    // The state to publish has changed.
                     changed = reachability.changed() => if changed.is_err() { return },
                 }
             }
         }
     }
 
-    /// Reconciles one after the other the machines of a driver that are up and do not publish its state yet.
+    /// Reconciles, one after the other, a driver's provisioned machines that do not publish its state yet.
     async fn publish_on_machines(&self, driver: &str, now: &StableReachability) {
         let behind = self.machines_of(driver, |machine| has_to_publish(machine, now));
         for machine in behind.await {
@@ -70,8 +70,8 @@ impl Controllers {
         }
     }
 
-    /// Reconciles what belongs to a driver that is back, or that was replaced: it may report other calls,
-    /// zones and classes.
+    /// Reconciles the objects of a driver that is back or was replaced. The new plugin may support other
+    /// calls, zones and classes.
     async fn follow_probes(&self, driver: &ConfiguredDriver) {
         let mut update = driver.reachability();
         let mut was = matches!(*update.borrow_and_update(), Reachability::Unreachable(_));
@@ -88,7 +88,7 @@ impl Controllers {
             let is = matches!(*update.borrow_and_update(), Reachability::Unreachable(_));
             let is_back = std::mem::replace(&mut was, is) && !is;
             let before = std::mem::replace(&mut generation, driver.connection_generation());
-            // The first plugin changes nothing that was known before.
+            // The first plugin is not a change.
             let is_another = before != 0 && before != generation;
             if is_another {
                 self.reconcile_machines_of(driver.name());
@@ -105,7 +105,7 @@ impl Controllers {
         }
     }
 
-    /// The machines that wait for something to pass by itself, such as an outage of their driver.
+    /// The machines that wait for a condition outside of their spec, such as an outage of their driver.
     fn waiting_for(&self, driver: &str) -> Vec<Reference> {
         let cache = &self.caches.infra_machines;
         let waiting = self
@@ -130,15 +130,15 @@ impl Controllers {
         }
     }
 
-    /// Enqueues all machines of a driver, also those without a VM: the capabilities that the driver declared
-    /// before may have led to a refusal of their spec without a call.
+    /// Enqueues all machines of a driver, also machines without a VM: their spec may have been refused
+    /// because of the driver's earlier capabilities, without a call.
     pub(super) fn reconcile_machines_of(&self, driver: &str) {
         for machine in self.all_machines_of(driver) {
             self.infra_machine_queue.enqueue_key(machine.key().clone());
         }
     }
 
-    /// The machines of a driver, whether or not it has made their VMs yet.
+    /// The machines of a driver, with or without a VM.
     pub(super) async fn machines_of(
         &self,
         driver: &str,
@@ -164,7 +164,7 @@ impl Controllers {
         })
     }
 
-    /// Enqueues the InfraClusters that name a driver, and those of the machines that it made.
+    /// Enqueues the InfraClusters that name a driver, and the InfraClusters of its machines.
     fn reconcile_clusters_of(&self, driver: &str) {
         let labelled: HashSet<(String, Box<str>)> = self.caches.infra_machines.scan(|all| {
             let used = all.filter(|entry| entry.facts().used_driver.as_deref() == Some(driver));
@@ -209,8 +209,8 @@ impl Controllers {
     }
 }
 
-/// Whether a machine is up and its status does not show the current state. The machines of a fleet that comes
-/// up, or that a new leader takes over, show it already.
+/// Whether a machine is provisioned and its status does not show the current state. The machines of a
+/// starting fleet, or after a change of the leader, show it already.
 fn has_to_publish(machine: &InfraMachine, now: &StableReachability) -> bool {
     let status = machine.status.as_ref();
     let conditions = status.map(|status| status.conditions.as_slice());
@@ -228,15 +228,15 @@ fn namespace_of(meta: &ObjectMeta) -> &str {
     meta.namespace()
 }
 
-/// The machines that are retried after an outage: one, two, four …, a second apart.
+/// The machines to retry after an outage, in batches of one, two, four …, a second apart.
 #[derive(Default)]
 struct Retries {
     left: Vec<Reference>,
     size: usize,
     at: Option<Instant>,
-    /// When the last retries began: a driver that comes and goes does not end every back-off.
+    /// When the last retries began. A driver with repeated outages does not end every back-off.
     began: Option<Instant>,
-    /// How long after that the next retries may begin.
+    /// The minimum time from then to the next retries.
     pause: Duration,
 }
 
@@ -253,7 +253,7 @@ impl Retries {
         self.at = None;
     }
 
-    /// Waits for the time of the next batch; for ever where there is none.
+    /// Waits for the time of the next batch. Never returns without a batch.
     async fn next(&self) {
         match self.at {
             Some(at) => sleep_until(at).await,
@@ -264,7 +264,7 @@ impl Retries {
     fn batch(&mut self) -> Vec<Reference> {
         if self.size == 1 {
             // Not `retry::Backoff`, which counts failures in a row: this pause doubles with each outage, and
-            // begins anew once the driver has stayed reachable.
+            // starts again once the driver has stayed reachable.
             let since = self.at.zip(self.began).map(|(at, began)| at - began);
             self.pause = match since {
                 Some(since) if since < 2 * MAX_RETRY_PAUSE => (self.pause * 2).min(MAX_RETRY_PAUSE),

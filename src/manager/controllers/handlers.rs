@@ -1,4 +1,4 @@
-//! Handles the updates of each cache: what they enqueue, and what they let be forgotten.
+//! Handles the updates of each cache: enqueues objects, and removes the state of deleted objects.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -52,8 +52,8 @@ impl Controllers {
         }
     }
 
-    /// Returns a function that makes the reconcile ask the driver of a Machine about its VM. Whether the
-    /// driver answers such questions is for the reconcile to say: the driver may not have been asked yet.
+    /// Returns a function that makes the reconcile ask the driver of a Machine about its VM. The reconcile
+    /// decides whether the driver supports that: its capabilities may not be known yet.
     fn look_up_hint(&self) -> impl Fn(&Machine, NodeChange) + Send + 'static {
         let (queue, machine_context) = (
             self.infra_machine_queue.clone(),
@@ -73,10 +73,10 @@ impl Controllers {
         }
     }
 
-    /// When this replica begins to lead, hints at the machines whose Nodes are unhealthy, or report although
-    /// the VM was found to be gone. The runtime state of all machines is forgotten first. Earlier
-    /// notifications may be long past, or have come before the InfraMachine that they were about: only the
-    /// current state counts.
+    /// Requests a look-up for machines whose Nodes are unhealthy, or report although the VM was found
+    /// missing. Called when this replica begins to lead. First clears the runtime state of all machines.
+    /// Earlier events may be outdated, or may have come before their InfraMachine, so only the current state
+    /// counts.
     pub(super) async fn hint_machines_with_unhealthy_nodes(&self) {
         self.machine_context.states.forget_all_but(|_| false);
         let hint = self.look_up_hint();
@@ -84,8 +84,7 @@ impl Controllers {
             .caches
             .infra_machines
             .scan(|mut all| all.any(|entry| entry.facts().has_vanished));
-        // Of a fleet that is up, there are no candidates: its Nodes all report, and none of its VMs was found
-        // to be gone.
+        // A healthy fleet has no candidates: all Nodes report, and no VM was found missing.
         let candidates = self.caches.machines.select(|entry| {
             let is_healthy = entry.facts().node_is_healthy;
             is_healthy == Some(false) || is_healthy == Some(true) && has_any_vanished
@@ -99,7 +98,7 @@ impl Controllers {
         }
     }
 
-    /// Enqueues the InfraMachine of a Machine, where its Node may have a taint to remove.
+    /// Enqueues the InfraMachine of a Machine if its Node may have a taint to remove.
     fn on_node_change(&self) -> impl Fn(&Change<Machine>) + Send + 'static {
         let (queue, taint_context) = (self.taint_queue.clone(), Arc::clone(&self.taint_context));
         move |change| {
@@ -118,7 +117,7 @@ impl Controllers {
         }
     }
 
-    /// Enqueues the machines whose Nodes were not freed of their taint before this replica led.
+    /// Enqueues the machines whose Nodes still had their taint when this replica began to lead.
     pub(super) async fn enqueue_tainted_nodes(&self) {
         let tainted = self.caches.infra_machines.select(|entry| entry.facts().has_taint);
         for (index, entry) in tainted.iter().enumerate() {
@@ -134,8 +133,8 @@ impl Controllers {
         let (queue, drain_context) = (self.drain_queue.clone(), Arc::clone(&self.drain_context));
         let cache = self.caches.infra_machines.clone();
         move |machine| {
-            // Most Machines have neither: to take out the InfraMachine of each would cost a start as much as
-            // all else.
+            // Most Machines have neither. Unpacking the InfraMachine of each would take as long as the rest
+            // of the start.
             let is_requested = || {
                 let infra = infra_machine_of(machine);
                 cache.look_at(&infra, |entry| entry.facts().requests_drain) == Some(true)
@@ -209,8 +208,8 @@ impl Controllers {
     pub(super) fn on_infra_machine(
         &self,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachine>>) + Send + 'static {
-        // A driver may return another last known state with each call: if a change of it enqueued the
-        // machine, each call would lead to the next one at once.
+        // A driver may return another last known state with each call. If such a change enqueued the machine,
+        // each call would immediately lead to the next call.
         let enqueue_object =
             enqueue_object_unless(self.infra_machine_queue.clone(), own_annotation_of_infra_machine);
         let machine_context = Arc::clone(&self.machine_context);
@@ -267,10 +266,10 @@ impl Controllers {
         }
     }
 
-    /// Enqueues an InfraCluster as [`Self::on_object`] does, and its machines when the reason changes why it
-    /// is not provisioned: machines that wait for it publish that reason. A change from one transient code to
-    /// another enqueues no machine: in an outage the code may change at each try, and following each change
-    /// would cost a write per machine.
+    /// Enqueues an InfraCluster as [`Self::on_object`] does. Also enqueues its machines when it is not
+    /// provisioned for another reason, because waiting machines publish that reason. A change from one
+    /// transient code to another enqueues no machine: in an outage the code may change at each try, and each
+    /// change would cost a write per machine.
     pub(super) fn on_infra_cluster(
         &self,
     ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraCluster>>) + Send + 'static {
@@ -303,8 +302,7 @@ impl Controllers {
         }
     }
 
-    /// Enqueues objects that are reconciled for themselves; one that is gone leaves the queues of the
-    /// drivers.
+    /// Enqueues objects that have their own reconciles. A deleted object leaves the queues of the drivers.
     pub(super) fn on_object<K>(&self, queue: WorkQueue<K>) -> impl Fn(&CacheUpdate<K>) + Send + 'static
     where
         K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
@@ -312,8 +310,8 @@ impl Controllers {
         self.forgetting(enqueue_object(queue))
     }
 
-    /// Enqueues a remediation as [`Self::on_object`] does, but not for a change of its record of restarts,
-    /// which is our own writing: a restart that is taken back is asked for again only after its back-off.
+    /// Enqueues a remediation as [`Self::on_object`] does, but not for a change of its record of restarts.
+    /// The provider writes that record, and a reverted restart is retried only after its back-off.
     pub(super) fn on_remediation(
         &self,
         queue: WorkQueue<DeserializeGuard<InfraMachineRemediation>>,
@@ -321,7 +319,7 @@ impl Controllers {
         self.forgetting(enqueue_object_unless(queue, own_annotation_of_remediation))
     }
 
-    /// Removes objects that are gone from the queues of the drivers.
+    /// Removes deleted objects from the queues of the drivers.
     fn forgetting<K>(
         &self,
         enqueue_object: impl Fn(&CacheUpdate<K>) + Send + 'static,
@@ -350,7 +348,7 @@ fn awaits_reconcile(taint_context: &not_ready_taint::Context, entry: &CachedMach
 }
 
 impl Remediations {
-    /// Enqueues the remediation of a Machine: every change of the Machine may concern it.
+    /// Enqueues the remediation of a Machine. Every change of the Machine may affect it.
     fn enqueue_of_machine(&self, machine: &Machine) {
         let meta = &machine.metadata;
         self.enqueue(meta.name(), meta.namespace.as_deref());
@@ -382,8 +380,8 @@ impl Remediations {
     }
 }
 
-/// Returns the part of an annotation whose change enqueues an InfraMachine: all of it, but for the driver's
-/// last known state in the record.
+/// Returns the part of an annotation whose change enqueues an InfraMachine: all of it, except for the
+/// driver's last known state in the record.
 #[allow(clippy::unnecessary_wraps)] // A `Relevant`.
 fn own_annotation_of_infra_machine<'a>(key: &str, value: &'a str) -> Option<Cow<'a, str>> {
     if key != annotations::VM_RECORD {
@@ -409,8 +407,8 @@ fn machine_predicate(machine: &Machine) -> u64 {
     ))
 }
 
-/// Whether the name of a Node has changed, or the Node came back. A Node that went silent is no reason to
-/// look at its taints.
+/// Whether the Node's name has changed, or the Node came back. A Node that stops reporting is no reason to
+/// check its taints.
 fn node_predicate(change: &Change<Machine>) -> bool {
     let node = |machine: &Machine| machine.status.clone().unwrap_or_default();
     match change {
@@ -423,8 +421,8 @@ fn node_predicate(change: &Change<Machine>) -> bool {
     }
 }
 
-/// A fingerprint of what concerns the drain of a Machine's volumes. The cache does not show that Cluster API
-/// waits for the provider, so that every change of a Machine that is being deleted counts.
+/// A fingerprint of the fields that affect the drain of a Machine's volumes. The cache does not show that
+/// Cluster API waits for the provider, so every change of a Machine in deletion counts.
 fn machine_drain_predicate(machine: &Machine) -> u64 {
     let meta = &machine.metadata;
     let version = meta
@@ -438,9 +436,9 @@ fn machine_drain_predicate(machine: &Machine) -> u64 {
     ))
 }
 
-/// A fingerprint of what concerns the drain of an InfraMachine, without what the provider itself writes while
-/// it drains. Cluster API makes the InfraMachine with one owner, the MachineSet, and then has the Machine
-/// take its place, which may be cached long before that.
+/// A fingerprint of the fields that affect the drain of an InfraMachine, without the provider's own writes
+/// during the drain. Cluster API creates the InfraMachine with the MachineSet as its owner, and later
+/// replaces it by the Machine. The Machine may be cached long before that.
 fn infra_machine_drain_predicate(object: &DeserializeGuard<InfraMachine>) -> u64 {
     let meta = object.meta();
     let annotation = |key| meta.annotations.as_ref().and_then(|all| all.get(key));
@@ -480,8 +478,8 @@ fn has_hook(caches: &Caches, meta: &ObjectMeta) -> bool {
     hook == Some(true)
 }
 
-/// The wanted Machines, by namespace and Cluster, whose volumes may have to be drained: those that have the
-/// hook, or that share their namespace with an InfraMachine that asks for a drain.
+/// The Machines whose volumes may have to be drained, filtered by namespace and Cluster. They have the hook,
+/// or share their namespace with an InfraMachine that requests a drain.
 fn to_drain(caches: &Caches, is_wanted: impl Fn(&str, &str) -> bool) -> Vec<Arc<Machine>> {
     let requesting: HashSet<String> = caches.infra_machines.scan(|all| {
         let requesting = all.filter(|entry| entry.facts().requests_drain);
@@ -496,7 +494,7 @@ fn to_drain(caches: &Caches, is_wanted: impl Fn(&str, &str) -> bool) -> Vec<Arc<
     machines.iter().filter_map(Entry::object).collect()
 }
 
-/// Clusters that changed or were deleted: the objects that belong to them are enqueued once for all of them.
+/// Changed or deleted Clusters. Their objects are enqueued in one pass for all of them.
 struct ChangedClusters<'a> {
     clusters: Vec<&'a Cluster>,
     uids: HashSet<&'a str>,

@@ -1,5 +1,5 @@
-//! Nodes that go silent, or report again: the reason to ask a driver about one VM. A list says that a VM
-//! is there, not that it runs.
+//! Nodes that stop reporting, or report again: a reason to ask a driver about one VM. A list shows that a VM
+//! exists, not that it runs.
 
 use super::watch::Change;
 use crate::api::cluster_api::Machine;
@@ -10,14 +10,14 @@ use crate::reconcile::caches::InfraMachineFacts;
 pub(super) enum NodeChange {
     /// The Node does not report: its VM may be gone.
     Lost,
-    /// The Node reports: a VM that was found to be gone may be back.
+    /// The Node reports: a VM that was found missing may be back.
     Back,
 }
 
 impl NodeChange {
-    /// Reads from a change of a Machine whether its Node has just been lost or come back, or whether this
-    /// process sees the Machine for the first time and does not know how the Node was. A Node that is on its
-    /// way up is not lost.
+    /// Reads from a change of a Machine whether its Node was just lost or came back. A Machine that this
+    /// process sees for the first time counts as changed, because its earlier state is unknown. A Node that
+    /// is still starting is not lost.
     pub(super) fn of_change(change: &Change<Machine>) -> Option<Self> {
         match change {
             Change::Added(machine) => Self::of(machine),
@@ -39,7 +39,7 @@ impl NodeChange {
         }
     }
 
-    /// Whether the state of the Node contradicts what is known of the machine.
+    /// Whether the state of the Node contradicts the recorded state of the machine.
     pub(super) fn concerns(self, machine: &InfraMachineFacts) -> bool {
         match self {
             Self::Lost => true,
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(NodeChange::of_change(&Change::Deleted(machine(SILENT))), None);
     }
 
-    /// Where a driver does not list its VMs, nothing else says that one is back.
+    /// If a driver does not list its VMs, only the Node shows that a VM is back.
     #[test]
     fn a_node_that_reports_is_a_doubt_in_a_vm_that_was_found_to_be_gone_and_in_no_other() {
         let mut infra = InfraMachineFacts::default();

@@ -1,4 +1,4 @@
-//! Watches that keep a cache current, and notify of what changed once the cache has it.
+//! Watches that update a cache, and then report the changes.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -22,21 +22,21 @@ use crate::reconcile::caches::{Cache, Cached, Difference, Writer};
 /// A change of an object.
 #[derive(Clone, Debug)]
 pub(super) enum Change<K> {
-    /// The object is there, and was not known.
+    /// The object is new.
     Added(Arc<K>),
-    /// The object is there in another version.
+    /// The object has a new version.
     Updated {
-        /// The object as it was known.
+        /// The previous object.
         before: Arc<K>,
-        /// The object as it is.
+        /// The current object.
         now: Arc<K>,
     },
-    /// The object was deleted; as it was last known.
+    /// The object was deleted. This is its last known state.
     Deleted(Arc<K>),
 }
 
 impl<K> Change<K> {
-    /// The object as it is; a deleted one as it was last known.
+    /// The current object, or the last known state of a deleted object.
     pub(super) fn object(&self) -> &Arc<K> {
         match self {
             Self::Added(object) | Self::Deleted(object) | Self::Updated { now: object, .. } => object,
@@ -51,8 +51,8 @@ impl<K> Change<K> {
         }
     }
 
-    /// Whether the change passes a predicate, which is a fingerprint, as those of kube are, of what has to
-    /// change. Additions and deletions pass every predicate.
+    /// Whether the change passes a predicate. As in kube, the predicate is a fingerprint of the relevant
+    /// fields, and the change passes if it differs. Additions and deletions pass every predicate.
     pub(super) fn passes(&self, predicate: impl Fn(&K) -> u64) -> bool {
         match self {
             Self::Added(_) | Self::Deleted(_) => true,
@@ -61,28 +61,28 @@ impl<K> Change<K> {
     }
 }
 
-/// The changes that a cache has learned at once.
+/// A batch of changes that the cache has applied.
 #[derive(Debug)]
 pub(super) struct CacheUpdate<K> {
     /// The changes, one for each object.
     pub changes: Vec<Change<K>>,
-    /// Whether the changes come of a list, rather than of a watch: a watch that broke off lists anew.
+    /// Whether the changes come from a list, not from a watch. A broken watch starts again with a list.
     pub listed: bool,
-    /// Whether nothing more comes of that list: the cache holds all there is, and all of it was notified.
+    /// Whether this is the last update of that list: the cache holds the whole list, and all changes were
+    /// reported.
     pub complete: bool,
 }
 
-/// The most changes of a list that are notified at once: their objects are unpacked for that.
+/// The most changes of a list in one batch, because their objects are unpacked for it.
 const BATCH: usize = 256;
 
-/// Keeps a cache current.
+/// Updates a cache.
 ///
 /// # Guarantees
-/// * The cache has what it notifies of: a reconcile that a notification wakes finds the object there. A list
-///   counts when it is complete, since the cache holds what was before until then.
-/// * A list is compared with what the cache held: objects that changed or went away while no watch ran lead
-///   to the same notifications as if one had run, also after lists that broke off half way. An object that
-///   the list shows unchanged leads to none.
+/// * The cache is updated before a change is reported, so an enqueued reconcile finds the object. For a list,
+///   this happens when the list is complete: the cache keeps the earlier objects until then.
+/// * A list is compared with the cache. Objects that changed or were deleted while no watch ran are reported
+///   as if a watch had run, also after incomplete lists. An unchanged object is not reported.
 pub(super) struct CacheWriter<K: Cached> {
     writer: Writer<K>,
 }
@@ -92,13 +92,13 @@ impl<K: Cached> CacheWriter<K> {
         Self { writer }
     }
 
-    /// Lets reconciles begin. Not before all that the first list has shown was notified: reconciles rely on
-    /// what is derived from it, such as which machine has which providerID.
+    /// Allows reconciles to begin. Must not be called before all changes of the first list were reported:
+    /// reconciles rely on derived state, such as the index of providerIDs.
     fn set_synced(&self) {
         self.writer.set_synced();
     }
 
-    /// Takes an event into the cache, and returns what is new there, if anything is.
+    /// Applies an event to the cache, and returns the resulting changes, if any.
     pub(super) fn take(&mut self, event: Event<K>) -> impl Iterator<Item = CacheUpdate<K>> + use<K> {
         let (changes, differences) = match event {
             Event::Init => {
@@ -130,7 +130,8 @@ impl<K: Cached> CacheWriter<K> {
     }
 }
 
-/// Returns what a list has shown, a batch at a time: the cache, which has the list, is not written meanwhile.
+/// Returns the changes of a list, a batch at a time. The cache already has the list, and is not written in
+/// the meantime.
 fn updates<K: Cached>(
     cache: Cache<K>,
     differences: Vec<Difference<K>>,
@@ -161,7 +162,8 @@ fn updates<K: Cached>(
     })
 }
 
-/// Returns the changes of the object of a name. A later object of the same name is another.
+/// Returns the changes of the object with one name. An object with the same name but another UID is a new
+/// object.
 fn changes<K: Resource>(before: Option<Arc<K>>, now: Option<Arc<K>>) -> Vec<Change<K>> {
     match (before, now) {
         (Some(before), Some(now)) if before.meta().uid() == now.meta().uid() => {
@@ -175,7 +177,7 @@ fn changes<K: Resource>(before: Option<Arc<K>>, now: Option<Arc<K>>) -> Vec<Chan
     }
 }
 
-/// Enqueues an object when anything but its status changed: the status is our own writing.
+/// Enqueues an object when anything but its status changed. Only the provider writes the status.
 pub(super) fn enqueue_object<K>(queue: WorkQueue<K>) -> impl Fn(&CacheUpdate<K>) + Send + 'static
 where
     K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
@@ -186,7 +188,7 @@ where
 /// Returns the part of the value of an annotation, by its key, whose change enqueues the object.
 type Relevant = for<'a> fn(&str, &'a str) -> Option<Cow<'a, str>>;
 
-/// Enqueues as [`enqueue_object`] does, where a part of the annotations is our own writing, too.
+/// Enqueues as [`enqueue_object`] does, if the provider also writes some annotations.
 pub(super) fn enqueue_object_unless<K>(
     queue: WorkQueue<K>,
     relevant: Relevant,
@@ -225,13 +227,13 @@ fn without_annotations<K: Resource>(object: &K) -> u64 {
     fingerprint((meta.generation, &meta.labels, &meta.finalizers, owners, deleting))
 }
 
-/// Removes what no reader needs of an object before it is cached, managed fields first, and bounds the rest.
+/// Removes unused fields of an object before it is cached, managed fields first, and bounds the rest.
 pub(super) fn slim<K: Resource>(object: &mut K) {
     bounded::bound(object.meta_mut());
 }
 
-/// Makes an InfraMachine small before it is cached. The parser of JSON leaves room in every list for more
-/// than it found: a fifth of the object.
+/// Shrinks an InfraMachine before it is cached. The JSON parser leaves spare capacity in every list: a fifth
+/// of the object.
 pub(super) fn slim_infra_machine(object: &mut DeserializeGuard<InfraMachine>) {
     slim(object);
     let Ok(machine) = &mut object.0 else { return };
@@ -241,9 +243,8 @@ pub(super) fn slim_infra_machine(object: &mut DeserializeGuard<InfraMachine>) {
     }
 }
 
-/// Removes what no reader needs of a Machine before it is cached. Of its labels only the one stays that says
-/// whether it is a control plane's; a map of one label costs half a KiB. Of its annotations only the
-/// provider's hook stays.
+/// Removes unused fields of a Machine before it is cached. Of its labels only the control-plane label stays;
+/// a map of one label costs half a KiB. Of its annotations only the provider's hook stays.
 pub(super) fn slim_machine(machine: &mut Machine) {
     let meta = machine.meta_mut();
     let labels = meta.labels.take();
@@ -258,7 +259,7 @@ pub(super) fn slim_machine(machine: &mut Machine) {
     meta.managed_fields = None;
 }
 
-/// Keeps a cache current for ever, and notifies of what is new there.
+/// Updates a cache for ever, and reports the changes.
 pub(super) async fn watch<K>(
     api: Api<K>,
     config: watcher::Config,
@@ -287,7 +288,7 @@ pub(super) async fn watch<K>(
                         cache_writer.set_synced();
                     }
                     if update.listed {
-                        // So that the list of a whole fleet holds up nothing else.
+                        // The list of a whole fleet must not block other tasks.
                         tokio::task::yield_now().await;
                     }
                 }
@@ -317,17 +318,17 @@ pub(super) async fn watch<K>(
     }
 }
 
-/// Whether the API server has answered: `Init` is an event before the list is requested.
+/// Whether the API server has answered. `Init` comes before the list is requested.
 fn is_answer<K>(event: &watcher::Event<K>) -> bool {
     !matches!(event, watcher::Event::Init)
 }
 
-/// Whether the kind has no definition: the list of a kind that is served never answers 404.
+/// Whether the kind has no definition: the list of a served kind never answers 404.
 fn is_not_served(error: &watcher::Error) -> bool {
     matches!(source(error), Some(kube::Error::Api(status)) if status.code == 404)
 }
 
-/// The error of the request; none where the API server has reported the error within a watch.
+/// The error of the request; `None` if the API server reported the error within a watch.
 fn source(error: &watcher::Error) -> Option<&kube::Error> {
     match error {
         watcher::Error::InitialListFailed(source)
@@ -410,7 +411,7 @@ mod tests {
         shown(update)
     }
 
-    /// An object that was woken before would have been reconciled as it was, and never again.
+    /// An object that is enqueued too early would be reconciled in its old version, and never again.
     #[test]
     fn a_list_is_reported_when_the_cache_has_it_and_not_before() {
         let (mut cache_writer, cache) = cache_writer();
@@ -547,9 +548,9 @@ mod tests {
         ));
     }
 
-    /// An API server that streams no lists: two machines; a watch that has expired; a list that breaks off
-    /// after its first page; the same list whole, in which one machine changed, one is gone and one is new; a
-    /// watch on which nothing happens.
+    /// An API server that streams no lists. Its answers: two machines; a watch that has expired; a list that
+    /// breaks off after its first page; the complete list, with one machine changed, one deleted and one new;
+    /// a watch without events.
     #[derive(Default)]
     struct ApiServer {
         watches: u32,

@@ -1,5 +1,5 @@
-//! The list that a watch begins with. The API server streams it as the watch's first events, out of its
-//! memory, or lists it in pages, out of etcd, which takes it several times as long.
+//! The initial list of a watch. The API server streams it as the watch's first events, from memory, or lists
+//! it in pages, from etcd, which takes several times as long.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -12,26 +12,26 @@ use kube::runtime::watcher::{self, Event, InitialListStrategy, watcher};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-/// How long the API server may take for the next object of a list that it streams.
+/// How long the API server may take for the next object of a streamed list.
 const STALLED_AFTER: Duration = Duration::from_secs(30);
 /// The longest back-off of kube's watcher: 30 s, and as much again of jitter.
 const MAX_BACKOFF: Duration = Duration::from_mins(1);
-/// How often a list is asked for as a stream, where the API server can't be reached or has no answer for now.
+/// How often the list is requested as a stream while the API server is unreachable or not ready.
 const MAX_STREAM_TRIES: u32 = 5;
-/// How old a list is, at least, that is replaced at once when its watch expires. A younger one waits for the
-/// back-off: its watch may expire again.
+/// The minimum age of a list that is replaced immediately when its watch expires. A younger list waits for
+/// the back-off, because its watch may expire again.
 const RELISTED_AT_ONCE_AFTER: Duration = Duration::from_mins(1);
 
 /// Watches for ever, as kube's own watcher does, with the same back-off after failures.
 ///
 /// # Guarantees
-/// * Each list is asked for as a stream. Where the API server refuses that (one from before 1.34 does not
-///   offer it as a rule), or the stream breaks off or stalls, the same list is asked for in pages until one
-///   is complete. An API server that can't be reached, or whose watch cache is not ready, as after its start,
-///   is asked for the stream [`MAX_STREAM_TRIES`] times first.
-/// * A watch that expires is followed by a list at once, without the back-off of the outage before, unless
-///   the last list was a moment ago.
-/// * A list that breaks off is followed by another [`Event::Init`], and never by [`Event::InitDone`].
+/// * Each list is first requested as a stream. If the stream is refused (by default before 1.34), breaks off
+///   or stalls, the same list is requested in pages until it is complete.
+/// * A stream is requested [`MAX_STREAM_TRIES`] times if the API server is unreachable. The same applies
+///   while its watch cache is not ready, as after its start.
+/// * An expired watch is followed immediately by a list, unless the last list is too young. The back-off of
+///   an earlier outage does not delay that list.
+/// * A list that breaks off is followed by another [`Event::Init`], never by [`Event::InitDone`].
 pub(super) fn watch_list<K>(
     api: Api<K>,
     config: watcher::Config,
@@ -47,7 +47,7 @@ where
     })
 }
 
-/// A watch by one of the two strategies.
+/// A watch with one of the two list strategies.
 struct Watch<K> {
     api: Api<K>,
     config: watcher::Config,
@@ -55,11 +55,11 @@ struct Watch<K> {
     progress: Progress,
     /// When the last list was complete.
     listed_at: Option<Instant>,
-    /// How often this list was asked for as a stream in vain.
+    /// How often the stream of this list has failed.
     failed_streams: u32,
 }
 
-/// How far the list of a watch has come.
+/// The progress of a watch's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Asked,
@@ -67,15 +67,15 @@ enum Progress {
     Complete,
 }
 
-/// What comes of a list that is streamed.
+/// The result of the next step of a streamed list.
 enum Streamed<K> {
     /// Its next event.
     Event(Event<K>),
-    /// The API server can't be reached. It is asked again.
+    /// The API server is unreachable. The stream is requested again.
     Unreachable(watcher::Error),
-    /// The API server has no answer for now. It is asked again.
+    /// The API server is not ready. The stream is requested again.
     NotNow,
-    /// There is no stream, or it failed: the list is asked for in pages.
+    /// Streams are not supported, or the stream failed. The list is requested in pages.
     InPages,
 }
 
@@ -100,7 +100,6 @@ where
         }
     }
 
-    /// Restarts the watch, and so begins with a list.
     fn restart(&mut self, strategy: InitialListStrategy) {
         *self = Self {
             listed_at: self.listed_at,
@@ -157,13 +156,13 @@ where
         self.config.initial_list_strategy == InitialListStrategy::StreamingList
     }
 
-    /// Whether the last list is complete, and old enough to be replaced at once.
+    /// Whether the last list is complete, and old enough to be replaced immediately.
     fn is_list_old(&self) -> bool {
         let is_old = |listed_at: Instant| listed_at.elapsed() >= RELISTED_AT_ONCE_AFTER;
         self.progress == Progress::Complete && self.listed_at.is_some_and(is_old)
     }
 
-    /// Awaits the next event of a list that is streamed.
+    /// Awaits the next event of a streamed list.
     async fn streamed(&mut self) -> Streamed<K> {
         let kind = K::kind(&K::DynamicType::default()).into_owned();
         let limit = match self.progress {
@@ -189,7 +188,7 @@ where
         }
     }
 
-    /// What follows a stream that failed with this error.
+    /// Decides the next step after a stream failed with this error.
     fn after(&mut self, error: watcher::Error) -> Streamed<K> {
         match error {
             watcher::Error::WatchStartFailed(source) => {
@@ -209,7 +208,7 @@ where
     }
 }
 
-/// Whether a watch that failed with this error goes on with a list.
+/// Whether a watch that failed with this error continues with a list.
 fn lists_anew(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::WatchError(status) => status.code == 410,
@@ -239,15 +238,15 @@ mod tests {
 
     use super::*;
 
-    /// What an API server answers a request.
+    /// The answer of an API server to a request.
     enum Answer {
-        /// Nothing: it can't be reached.
+        /// No answer: the server is unreachable.
         Unreachable,
-        /// A list that it does not stream, or a page that it does not list.
+        /// A list or page that fails with this status.
         Failed(u16),
         /// These events of a watch, which then ends.
         Ends(Vec<Value>),
-        /// These events of a watch, on which nothing happens then.
+        /// These events of a watch, which then stays open.
         Lasts(Vec<Value>),
         /// The only page.
         Page(Vec<Value>),
@@ -302,13 +301,13 @@ mod tests {
         Response::builder().status(code).body(body).unwrap()
     }
 
-    /// What an API server is asked for, and the events that come of its answers, until it is asked for more.
+    /// The requests to the API server and the resulting events, until no answer is left.
     async fn seen(answers: impl IntoIterator<Item = Answer>) -> (Vec<&'static str>, Vec<String>) {
         let (asked, shown) = seen_in_time(answers).await;
         (asked.into_iter().map(|(what, _)| what).collect(), shown)
     }
 
-    /// As [`seen`], with when the API server is asked.
+    /// As [`seen`], with the time of each request.
     async fn seen_in_time(
         answers: impl IntoIterator<Item = Answer>,
     ) -> (Vec<(&'static str, Instant)>, Vec<String>) {
@@ -377,7 +376,7 @@ mod tests {
         }
     }
 
-    /// As that of an API server that was started a moment ago, which reads all objects out of etcd.
+    /// As from an API server that has just started, and reads all objects from etcd.
     #[tokio::test(start_paused = true)]
     async fn a_watch_cache_that_is_not_ready_is_asked_for_the_stream_again_before_pages_are() {
         for code in [429, 500] {
@@ -393,7 +392,7 @@ mod tests {
         }
     }
 
-    /// What stands between may let no stream through, so the stream is not asked for without end.
+    /// A proxy in between may not pass a stream, so the number of stream requests is limited.
     #[tokio::test(start_paused = true)]
     async fn an_api_server_that_can_not_be_reached_is_asked_for_the_stream_again_and_that_is_a_failure() {
         let outage = |tries: usize| (0..tries).map(|_| Unreachable);
@@ -406,7 +405,7 @@ mod tests {
         assert_eq!(asked[5..], ["list in pages", "watch"]);
     }
 
-    /// The outage before has made the back-off long.
+    /// The earlier outage made the back-off long.
     #[tokio::test(start_paused = true)]
     async fn a_watch_that_expired_in_an_outage_lists_anew_at_once_and_a_young_one_after_the_back_off() {
         let answers = |outage: usize| {
@@ -428,7 +427,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_streamed_list_that_breaks_off_or_stalls_begins_anew_in_pages() {
-        // kube asks once more before it says that the stream has ended.
+        // kube retries once before it reports the end of the stream.
         let (ended, again) = (Ends(vec![added("a")]), Lasts(vec![]));
         let (expired, stalled) = (Ends(vec![added("a"), expired()]), Lasts(vec![added("a")]));
         for broken in [vec![ended, again], vec![expired], vec![stalled]] {

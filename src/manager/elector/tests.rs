@@ -15,7 +15,7 @@ struct Store {
     version: u64,
     writes: usize,
     is_down: bool,
-    /// So many requests are not answered, as over a connection that is dead.
+    /// The number of requests that get no answer, as over a dead connection.
     unanswered: usize,
     /// How long an answer takes.
     delay: Duration,
@@ -86,7 +86,7 @@ fn failure(code: u16, reason: &str) -> (u16, Value) {
     (code, status)
 }
 
-/// As the flags have it where they are not given.
+/// The defaults of the flags.
 fn timing() -> Timing {
     let seconds = Duration::from_secs;
     Timing::new(seconds(10), seconds(7), Duration::from_millis(1500)).unwrap()
@@ -194,7 +194,7 @@ async fn a_short_outage_of_the_api_server_is_survived() {
     assert!(one.leadership.is_held());
 }
 
-/// The connection that the lease was renewed over is dead, and nothing says so.
+/// The connection that renewed the lease is dead, without notice.
 #[tokio::test(start_paused = true)]
 async fn a_renewal_that_gets_no_answer_is_tried_once_more_before_the_lease_is_lost() {
     let store = Shared::default();
@@ -207,7 +207,7 @@ async fn a_renewal_that_gets_no_answer_is_tried_once_more_before_the_lease_is_lo
     }
 }
 
-/// Each renewal counts from when it was sent, and none waits for the answer to the one before.
+/// Each renewal counts from when it was sent, and does not wait for the previous answer.
 #[tokio::test(start_paused = true)]
 async fn an_api_server_that_takes_five_seconds_to_answer_does_not_cost_the_lease() {
     let store = Shared::default();
@@ -243,7 +243,7 @@ async fn a_lease_that_is_deleted_is_made_again_by_the_leader() {
     );
 }
 
-/// What a SIGSTOP is: the clock goes on, and no timer is served.
+/// As in a SIGSTOP, the clock continues and no timer fires.
 #[tokio::test(start_paused = true)]
 async fn a_process_that_slept_longer_than_its_lease_leads_no_more_from_its_first_instruction_on() {
     let store = Shared::default();

@@ -1,4 +1,4 @@
-//! Clients that take all that they can get, and a probe that has to be answered all the same.
+//! Clients that take all that they can get, and a probe that must still be answered.
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -15,9 +15,9 @@ use tokio_rustls::TlsConnector;
 
 use super::*;
 
-/// What a probe may take, on a machine that has other work, too.
+/// The time limit of a probe, on a machine with other work.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
-/// More connections than a server has, twice over, and few enough for the usual limit of file descriptors.
+/// More than twice the connections of a server, and few enough for the usual limit of file descriptors.
 const HELD: usize = 600;
 
 struct Server {
@@ -65,7 +65,7 @@ async fn probe(server: &Server) {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
-/// Takes whatever certificate there is, as scrapers of a self-signed one do.
+/// Accepts any certificate, as scrapers of a self-signed one do.
 #[derive(Debug)]
 struct Trusting;
 
@@ -136,7 +136,7 @@ async fn a_probe_is_answered_while_silent_clients_hold_all_that_they_get_and_com
     }
 }
 
-/// As fast as it can, in a number that leaves ports to other tests.
+/// As fast as possible, with a number that leaves ports to other tests.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_probe_is_answered_during_a_flood_from_another_address() {
     let server = Arc::new(Server::start(None).await);
@@ -145,7 +145,7 @@ async fn a_probe_is_answered_during_a_flood_from_another_address() {
         let mut held = VecDeque::new();
         for _ in 0..1000 {
             let mut stream = flooded.connect(Ipv4Addr::new(127, 0, 0, 2)).await;
-            // One that was evicted already can't be written to.
+            // An evicted connection can't be written to.
             let _ = stream.write_all(b"GET /healthz HTTP/1.1\r\n").await;
             held.push_back(stream);
             if held.len() > HELD {
@@ -171,14 +171,14 @@ async fn a_probe_is_answered_while_others_send_their_headers_byte_by_byte() {
     }
     for byte in b"GET /healthz HTTP/1.1\r\nx: ".iter().cycle().take(60) {
         for stream in &mut slow {
-            // One that was evicted can't be written to.
+            // An evicted connection can't be written to.
             let _ = stream.write_all(&[*byte]).await;
         }
         probe(&server).await;
     }
 }
 
-/// Headers that never end are no request, and a client that sends none is gone after a while.
+/// Headers that never end are not a request. A client that sends no headers is disconnected after a while.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_does_not_end_its_headers_is_cut_off_after_seconds() {
     let server = Server::start(None).await;
@@ -186,7 +186,7 @@ async fn a_client_that_does_not_end_its_headers_is_cut_off_after_seconds() {
     let start = Instant::now();
     slow.write_all(b"GET /healthz HTTP/1.1\r\nx: ").await.unwrap();
     let mut answer = Vec::new();
-    // It may get the reason.
+    // The client may get the reason.
     let _ = slow.read_to_end(&mut answer).await;
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
 }

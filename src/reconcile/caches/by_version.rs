@@ -1,4 +1,4 @@
-//! Values that are read of a cache's objects, kept for as long as the objects do not change.
+//! Values that are read from a cache's objects, kept while the objects do not change.
 
 use std::borrow::Borrow;
 use std::collections::{HashMap, HashSet};
@@ -8,12 +8,12 @@ use std::sync::Arc;
 use super::cache::{Cached, Entry};
 use super::yield_periodically;
 
-/// The value that was read of each object: of a fleet at rest no object is unpacked again.
+/// The value that was read from each object. In a fleet at rest, no object is unpacked again.
 #[derive(Debug)]
 pub struct ByVersion<P, T> {
-    /// The parameter of the reads; with any other, all values are read anew.
+    /// The parameter of the reads. When it changes, all values are read again.
     parameter: Option<P>,
-    /// By UID, the value with the version that it was read of; none where there was nothing to read.
+    /// By UID, the version of the object and its value; `None` where it had no value.
     known: HashMap<u64, (u64, Option<Arc<T>>)>,
 }
 
@@ -27,9 +27,9 @@ impl<P, T> Default for ByVersion<P, T> {
 }
 
 impl<P: Clone + PartialEq, T: Eq + Hash> ByVersion<P, T> {
-    /// Passes each of these objects to `each`, with the value that `read` finds in it by this parameter. Only
-    /// objects are read that have changed since the last time, or were not there; objects that are not there
-    /// any more are forgotten. Objects that are alike share the value.
+    /// Passes each of these objects to `each`, with the value that `read` finds in it for this parameter.
+    /// Only new and changed objects are read, and deleted objects are forgotten. Similar objects share the
+    /// value.
     pub async fn update<K: Cached, E: Borrow<Entry<K>>>(
         &mut self,
         parameter: &P,

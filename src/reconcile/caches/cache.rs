@@ -1,5 +1,5 @@
-//! A cache of one kind. The cache is small: an object at rest is packed, and the facts that scans look at are
-//! kept beside it and shared. A list does not copy what the cache has already: it only marks those objects.
+//! A cache of one kind. To keep it small, objects at rest are packed. The facts that scans read are kept
+//! beside them and shared. A list does not copy the objects that the cache already has: it only marks them.
 
 use std::collections::hash_map::Values;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -19,49 +19,48 @@ use super::namespaced_name::NamespacedName;
 use super::packed::{Dictionaries, Packed};
 use crate::api::ObjectMetaExt as _;
 
-/// The number of objects of a kind, read or written last, that stay unpacked, besides those that can't be
-/// packed: a reconcile reads its own object more than once.
+/// How many of the most recently used objects of a kind stay unpacked. A reconcile reads its own object more
+/// than once. Objects that can't be packed do not count.
 const MAX_UNPACKED: usize = 512;
-/// Facts that no object has are swept when there are more than twice as many facts as after the last sweep,
-/// and this many on top.
+/// Unused facts are swept when there are more than twice as many facts as after the last sweep, plus this
+/// many.
 const FACTS: usize = 1024;
 
 /// A kind that is cached.
 pub trait Cached: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static {
-    /// The facts that scans of a whole fleet look at, without unpacking an object. Objects that are alike
-    /// share them.
+    /// The facts that scans of a whole fleet read without unpacking objects. Similar objects share them.
     type Facts: Eq + Hash + Debug + Send + Sync + 'static;
 
-    /// Returns the facts that scans look at.
+    /// Returns the facts for scans.
     fn facts(&self) -> Self::Facts;
 
-    /// Returns an id that tells this object from others with the same facts: scans find the object by it.
+    /// Returns an id that distinguishes this object from others with the same facts. Scans find the object by
+    /// it.
     fn external_id(&self) -> Option<&str> {
         None
     }
 
-    /// Returns the text that the object is kept as at rest; none where the object has to be kept as it is,
-    /// also because the text would not give it back exactly: a reader must never see another object than the
-    /// API server has.
+    /// Returns the text of the object at rest. `None` keeps the object unpacked, for example where the text
+    /// would not restore it exactly: a reader must see the object that the API server has.
     fn pack(&self) -> Option<Vec<u8>> {
         None
     }
 
-    /// Returns the same number for objects whose texts are much alike: one dictionary packs them.
+    /// Returns the same number for objects with similar texts, which share a dictionary.
     fn dictionary_group(&self) -> u64 {
         0
     }
 
-    /// Restores an object from the text that it was packed as.
+    /// Restores an object from its packed text.
     ///
     /// # Errors
-    /// The text is not that of such an object.
+    /// The text does not describe an object of this kind.
     fn unpack(_text: &[u8]) -> serde_json::Result<Self> {
         Err(serde::de::Error::custom("objects of this kind are not packed"))
     }
 }
 
-/// An object of a cache, as it was when it was taken out. Cloning an entry copies nothing of the object.
+/// An object of a cache, as it was when it was taken out. Cloning an entry does not copy the object.
 #[derive(Debug)]
 pub struct Entry<K: Cached> {
     key: NamespacedName,
@@ -70,7 +69,7 @@ pub struct Entry<K: Cached> {
     external_id: Option<u64>,
     facts: Arc<K::Facts>,
     form: Form<K>,
-    /// The last list that had the object.
+    /// The last list that contained the object.
     last_list: u32,
 }
 
@@ -109,13 +108,13 @@ impl<K: Cached> Entry<K> {
         &self.key
     }
 
-    /// What scans look at.
+    /// The facts for scans.
     pub fn facts(&self) -> &K::Facts {
         &self.facts
     }
 
-    /// A number that stands for the UID: equal numbers mean equal UIDs for as long as the process runs. Two
-    /// of a hundred thousand UIDs have the same number by chance in one of four thousand million processes.
+    /// A number that stands for the UID. Equal numbers mean equal UIDs while the process runs. With a hundred
+    /// thousand UIDs, the chance of a collision is one in four thousand million.
     pub fn uid(&self) -> u64 {
         self.uid
     }
@@ -130,7 +129,7 @@ impl<K: Cached> Entry<K> {
         self.external_id
     }
 
-    /// The object itself; a new copy where it is packed.
+    /// Returns the object; a new copy where it is packed.
     pub fn object(&self) -> Option<Arc<K>> {
         match &self.form {
             Form::Unpacked(object) | Form::Both(object, _) => Some(Arc::clone(object)),
@@ -144,7 +143,7 @@ fn unpack<K: Cached>(key: &NamespacedName, packed: &Packed) -> Option<Arc<K>> {
     match text.and_then(|text| K::unpack(&text).map_err(|error| error.to_string())) {
         Ok(object) => Some(Arc::new(object)),
         Err(error) => {
-            // The text could be read when it was packed: this is a defect, and the object counts as not seen.
+            // The text was readable when it was packed, so this is a defect. The object counts as not seen.
             tracing::error!(kind = %K::kind(&()), object = ?key, error, "cannot unpack a cached object");
             None
         }
@@ -160,7 +159,7 @@ pub struct Cache<K: Cached> {
 struct Shared<K: Cached> {
     hashes: RandomState,
     objects: RwLock<Objects<K>>,
-    /// Never locked together with the objects, which many readers need while an object is packed.
+    /// Never locked together with the objects: many readers need those while an object is packed.
     dictionaries: Mutex<Dictionaries>,
 }
 
@@ -172,7 +171,6 @@ struct Objects<K: Cached> {
     facts_after_sweep: usize,
 }
 
-/// An object that was evicted from the unpacked ones, and has to be packed.
 struct Evicted<K> {
     key: NamespacedName,
     version: (u64, u64),
@@ -194,7 +192,7 @@ impl<K: Cached> Clone for Cache<K> {
 }
 
 impl<K: Cached> Cache<K> {
-    /// Waits until the cache was filled once.
+    /// Waits until the cache is filled for the first time.
     ///
     /// # Errors
     /// Its writer has ended.
@@ -207,18 +205,19 @@ impl<K: Cached> Cache<K> {
             .map_err(|_| WriterDropped)
     }
 
-    /// The object of this name, if it is there.
+    /// Returns the object of this name, if it exists.
     pub fn get(&self, reference: &ObjectRef<K>) -> Option<Arc<K>> {
         self.of_key(&reference.into())
     }
 
-    /// Returns the same object as it is now, if it is there: a later object of the same name is another.
+    /// Returns the current version of the same object, if it exists. An object with the same name but another
+    /// UID does not count.
     pub fn current(&self, meta: &ObjectMeta) -> Option<Arc<K>> {
         let reference = ObjectRef::new(meta.name()).within(meta.namespace());
         self.get(&reference).filter(|found| found.meta().uid == meta.uid)
     }
 
-    /// The object of this key, if it is there.
+    /// Returns the object of this key, if it exists.
     pub fn of_key(&self, key: &NamespacedName) -> Option<Arc<K>> {
         let (version, packed) = {
             let objects = self.read();
@@ -245,8 +244,7 @@ impl<K: Cached> Cache<K> {
         Some(object)
     }
 
-    /// Packs evicted objects while the cache can be read and written, and stores those that have not changed
-    /// meanwhile.
+    /// Packs evicted objects without locking the cache, and stores those without a newer version.
     fn pack(&self, evicted: Vec<Evicted<K>>) {
         for Evicted { key, version, object } in evicted {
             let Some(packed) = self.packed(&*object) else {
@@ -266,14 +264,14 @@ impl<K: Cached> Cache<K> {
         Some(self.shared.dictionaries.lock().pack(group, &text))
     }
 
-    /// Returns all objects, unpacked: not for kinds that there may be many of.
+    /// Returns all objects, unpacked. Not for kinds with many objects.
     pub fn state(&self) -> Vec<Arc<K>> {
         self.select(|_| true).iter().filter_map(Entry::object).collect()
     }
 
-    /// Returns the entries that `is_wanted` picks. Their objects are not unpacked.
+    /// Returns the entries that `is_wanted` accepts, without unpacking their objects.
     ///
-    /// `is_wanted` must not read this cache: its writer may be waiting for the lock then.
+    /// `is_wanted` must not read this cache: the writer may be waiting for the lock.
     pub fn select(&self, is_wanted: impl Fn(&Entry<K>) -> bool) -> Vec<Entry<K>> {
         let objects = self.read();
         objects
@@ -290,12 +288,12 @@ impl<K: Cached> Cache<K> {
         look(self.read().all.values())
     }
 
-    /// Passes one entry to `look` without cloning it, if it is there. `look` must not read this cache either.
+    /// Passes one entry to `look` without cloning it, if it exists. `look` must not read this cache either.
     pub fn look_at<T>(&self, reference: &ObjectRef<K>, look: impl FnOnce(&Entry<K>) -> T) -> Option<T> {
         self.read().all.get(&NamespacedName::from(reference)).map(look)
     }
 
-    /// Returns the entry of this key, if it is there. This does not count as a read of the object.
+    /// Returns the entry of this key, if it exists. This does not count as a read of the object.
     pub fn entry(&self, key: &NamespacedName) -> Option<Entry<K>> {
         self.read().all.get(key).cloned()
     }
@@ -307,7 +305,7 @@ impl<K: Cached> Cache<K> {
         now.is_some_and(|now| (now.uid, now.version) == (entry.uid, entry.version))
     }
 
-    /// Returns the number that stands for a text in the entries of this cache.
+    /// Returns the number that stands for a text in this cache's entries.
     pub fn number(&self, text: &str) -> u64 {
         self.shared.hashes.hash_one(text)
     }
@@ -322,8 +320,8 @@ impl<K: Cached> Cache<K> {
 }
 
 impl<K: Cached> Objects<K> {
-    /// Evicts the least recently used objects until at most [`MAX_UNPACKED`] are unpacked, and returns those
-    /// that have to be packed.
+    /// Evicts the least recently used objects until at most [`MAX_UNPACKED`] are unpacked. Returns the
+    /// objects that have to be packed.
     #[must_use]
     fn evict_least_recent(&mut self) -> Vec<Evicted<K>> {
         let mut evicted = Vec::new();
@@ -365,19 +363,19 @@ impl<K: Cached> Objects<K> {
 pub struct Writer<K: Cached> {
     cache: Cache<K>,
     filled: watch::Sender<bool>,
-    /// The objects that the running list has and the cache does not, or has in another version.
+    /// The objects of the running list that the cache lacks or has in another version.
     listed: HashMap<NamespacedName, Entry<K>>,
     last_list: u32,
 }
 
-/// A difference that a list has shown for a name. Small: there is one for each object when a cache is filled.
+/// A difference that a list has shown for a name. Small, because filling a cache yields one for each object.
 #[derive(Debug)]
 pub enum Difference<K: Cached> {
-    /// The object was deleted; as the cache had it.
+    /// The object was deleted; its last entry.
     Removed(Box<Entry<K>>),
-    /// The cache has the object, which is new or changed.
+    /// The object is new or changed. The cache has it.
     Present {
-        /// The object as the cache had it before, if it did.
+        /// The previous entry, if there was one.
         before: Option<Box<Entry<K>>>,
         /// Its name.
         key: NamespacedName,
@@ -431,7 +429,7 @@ impl<K: Cached> Writer<K> {
         }
     }
 
-    /// Takes in an object that was made or changed, and returns the version that was known, if any.
+    /// Stores a new or changed object, and returns the previous version, if any.
     pub fn apply(&mut self, object: Arc<K>) -> Option<Arc<K>> {
         let entry = self.entry(object);
         let key = entry.key.clone();
@@ -444,19 +442,19 @@ impl<K: Cached> Writer<K> {
         before.as_ref().and_then(Entry::object)
     }
 
-    /// Removes a deleted object, and returns the version that was known, if any.
+    /// Removes a deleted object, and returns the cached version, if any.
     pub fn delete(&mut self, object: &K) -> Option<Arc<K>> {
         let before = self.cache.write().all.remove(&NamespacedName::of(object.meta()));
         before.as_ref().and_then(Entry::object)
     }
 
-    /// Begins a list, and discards what a list that broke off has shown.
+    /// Begins a list, and discards the objects of an interrupted list.
     pub fn begin_list(&mut self) {
         self.listed = HashMap::new();
         self.last_list = self.last_list.wrapping_add(1);
     }
 
-    /// Takes in an object of the list. The cache holds what was before until the list is complete.
+    /// Adds an object of the list. The cache keeps its previous content until the list is complete.
     pub fn listed(&mut self, object: K) {
         let mut entry = self.entry(Arc::new(object));
         if let Some(known) = self.cache.write().all.get_mut(&entry.key)
@@ -473,8 +471,8 @@ impl<K: Cached> Writer<K> {
         self.listed.insert(entry.key.clone(), entry);
     }
 
-    /// Completes the list: the cache holds it from now on. Returns the differences to what was before,
-    /// deletions first.
+    /// Completes the list, which becomes the content of the cache. Returns the differences from the previous
+    /// content, deletions first.
     pub fn end_list(&mut self) -> Vec<Difference<K>> {
         let mut objects = self.cache.write();
         let round = self.last_list;
@@ -497,7 +495,7 @@ impl<K: Cached> Writer<K> {
             for (key, entry) in listed {
                 let uid = entry.uid;
                 let before = objects.all.insert(key.clone(), entry);
-                // A later object of the same name is another.
+                // An object with the same name but another UID is a different object.
                 let (other, before) = match before {
                     Some(before) if before.uid != uid => (Some(before), None),
                     before => (None, before.map(Box::new)),
@@ -511,13 +509,13 @@ impl<K: Cached> Writer<K> {
         differences
     }
 
-    /// Marks the cache as synced, which resumes the tasks that wait for that. To be called when all that the
-    /// first list has shown was delivered to all that follow the cache.
+    /// Marks the cache as synced, which resumes the tasks that wait for that. Call it when all objects of the
+    /// first list were delivered to all followers of the cache.
     pub fn set_synced(&self) {
         self.filled.send_replace(true);
     }
 
-    /// Takes in what a watch has seen.
+    /// Applies an event of a watch.
     #[cfg(test)]
     pub fn apply_watcher_event(&mut self, event: &Event<K>) {
         match event {
@@ -557,7 +555,7 @@ mod tests {
 
         fn facts(&self) {}
 
-        /// Counts itself where the cache can be written meanwhile.
+        /// Counts the calls during which the cache is not locked.
         fn pack(&self) -> Option<Vec<u8>> {
             let cache = CACHE.get().unwrap();
             if cache.shared.objects.try_write().is_some() {
@@ -578,7 +576,7 @@ mod tests {
         object
     }
 
-    /// To pack an object takes long beside all else that is done to it: reconciles would wait for it.
+    /// Packing takes long compared with the other operations. Reconciles would wait for it.
     #[test]
     fn a_cache_can_be_read_and_written_while_objects_are_packed() {
         let (cache, mut writer) = cache();
@@ -588,7 +586,7 @@ mod tests {
         assert_eq!(PACKED.load(Ordering::Relaxed), MAX_UNPACKED, "what a list shows");
         drop(writer.end_list());
 
-        // Those that the list has shown and that are not changed are packed already.
+        // The unchanged objects of the list are packed already.
         let changed = MAX_UNPACKED..2 * MAX_UNPACKED + 3;
         for number in changed.clone() {
             writer.apply(Arc::new(object(number)));

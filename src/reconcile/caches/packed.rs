@@ -1,26 +1,26 @@
-//! Objects at rest, as small as they can be.
+//! Objects at rest, compressed.
 //!
-//! The machines of one template are the same text but for names, ids and times. So an object is kept as its
-//! JSON, compressed by LZ4 with the JSON of a similar object as dictionary, which all objects of a group
-//! share. A tenth of the JSON is left, which is a tenth of the object.
+//! Machines of one template differ only in names, ids and times. So an object is kept as JSON that LZ4
+//! compresses with the JSON of a similar object as dictionary. All objects of a group share the dictionary. A
+//! tenth of the JSON remains, which is a tenth of the object.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use lz4_flex::block::{DecompressError, compress_with_dict, decompress_with_dict};
 
-/// A dictionary that does not suit an object is replaced, but not before so many objects have it: groups
-/// whose objects are not alike must not have one each.
+/// How many objects must use a dictionary before it is replaced because it does not suit an object. Otherwise
+/// a group of dissimilar objects would have a dictionary for each object.
 const LEAST_USES: usize = 64;
-/// The number of groups that may be known, besides twice those whose dictionary an object has: a dictionary
-/// is as large as an object, and users make and delete objects of any group.
+/// The number of groups that are allowed beyond twice the groups with a dictionary in use. A dictionary is as
+/// large as an object, and users can create and delete objects of any group.
 const SPARE_GROUPS: usize = 1024;
 
-/// The text of an object, compressed. Cloning it copies none of it.
+/// The compressed text of an object. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Packed {
     bytes: Arc<[u8]>,
-    /// The length of the text; none where the text is not compressed.
+    /// The length of the text; `None` where the text is not compressed.
     length: Option<u32>,
     dictionary: Option<Arc<[u8]>>,
 }
@@ -32,7 +32,7 @@ impl Packed {
     }
 
     /// Keeps the text uncompressed where decompression would not restore it: an object that can't be unpacked
-    /// is as good as one that is gone.
+    /// is as good as lost.
     fn checked(text: &[u8], compressed: Vec<u8>, dictionary: Option<&Arc<[u8]>>) -> Self {
         let as_it_is = || Self {
             bytes: text.into(),
@@ -57,7 +57,6 @@ impl Packed {
         }
     }
 
-    /// The text.
     pub(super) fn text(&self) -> Result<Vec<u8>, DecompressError> {
         let Some(length) = self.length else {
             return Ok(self.bytes.to_vec());
@@ -67,20 +66,19 @@ impl Packed {
     }
 }
 
-/// The dictionaries that objects are compressed with, by their group.
+/// The dictionaries, by group.
 #[derive(Debug, Default)]
 pub(super) struct Dictionaries {
-    /// None where only one object was seen so far: a dictionary would only take twice as much.
+    /// `None` for a group with only one object so far: a dictionary would double its memory.
     of_group: HashMap<u64, Option<Arc<[u8]>>>,
-    /// The text of the first object of all, as dictionary for the first object of each group: it has what all
-    /// objects of a kind have in common.
+    /// The text of the first object of all. It is the dictionary for the first object of each group, since
+    /// all objects of a kind share some text.
     first: Option<Arc<[u8]>>,
-    /// The number of groups at which those are dropped whose dictionary no object has.
+    /// The number of groups that causes the unused dictionaries to be dropped.
     prune_at: usize,
 }
 
 impl Dictionaries {
-    /// Packs an object's text.
     pub(super) fn pack(&mut self, group: u64, text: &[u8]) -> Packed {
         let first = Arc::clone(self.first.get_or_insert_with(|| text.into()));
         let Some(dictionary) = self.of_group.get_mut(&group) else {
@@ -96,9 +94,9 @@ impl Dictionaries {
         packed
     }
 
-    /// Drops the dictionaries that no object has before a new group exceeds the limit. The limit is twice as
-    /// many as were in use the last time, so that a group with one object is seldom dropped before its
-    /// second, and objects are not held up by one walk through all groups each.
+    /// Before a new group exceeds the limit, drops the dictionaries that no object uses. The limit is twice
+    /// the number that was in use the last time. So a group with one object is seldom dropped before its
+    /// second object, and not every object causes a walk through all groups.
     fn make_room(&mut self) {
         if self.of_group.len() < self.prune_at {
             return;
@@ -139,7 +137,7 @@ mod tests {
         );
     }
 
-    /// An object of a group, which has nothing in common with those of others.
+    /// Returns an object of a group. It shares no text with other groups.
     fn of_group(group: u64) -> Vec<u8> {
         let words = (0..32).map(|word| crate::api::fingerprint((group, word)));
         words.flat_map(u64::to_le_bytes).collect()
@@ -159,7 +157,7 @@ mod tests {
         assert_eq!(dictionaries.of_group.len(), kept.len() + 1);
     }
 
-    /// Whatever objects a user makes and deletes: each may be of a group of its own.
+    /// Users may create and delete many objects, each of another group.
     #[test]
     fn of_groups_whose_objects_are_gone_no_more_dictionaries_are_kept_than_there_is_room_for() {
         let mut dictionaries = Dictionaries::default();
@@ -183,7 +181,7 @@ mod tests {
         assert!(kept[199].bytes.len() < 60, "{}", kept[199].bytes.len());
     }
 
-    /// A defect of what compresses it must not cost the object.
+    /// A defect in the compression must not cost the object.
     #[test]
     fn a_text_that_does_not_come_out_of_what_was_compressed_is_kept_as_it_is() {
         let (text, other) = (machine(1), machine(2));
@@ -193,14 +191,13 @@ mod tests {
         }
     }
 
-    /// Texts, each with its group.
     fn texts() -> impl Strategy<Value = Vec<(u64, Vec<u8>)>> {
         let text = proptest::collection::vec(any::<u8>(), 0..400);
         proptest::collection::vec((0_u64..3, text), 1..20)
     }
 
     proptest! {
-        /// Whatever it is, in whatever order.
+        /// Any texts, in any order.
         #[test]
         fn what_is_packed_is_what_comes_out(texts in texts()) {
             let mut dictionaries = Dictionaries::default();

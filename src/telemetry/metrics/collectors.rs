@@ -1,4 +1,4 @@
-//! The metrics that are counted at each scrape, rather than kept up to date.
+//! The metrics that are counted at each scrape.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,13 +14,10 @@ use super::{BreakerCount, MachineCount, MachinePhase, OrphanReason, PermitCount}
 
 /// The name and version that each driver reported last.
 pub(super) type Drivers = Mutex<BTreeMap<String, [String; 2]>>;
-/// Counts the permits of each driver.
 pub(super) type Permits = Mutex<BTreeMap<String, Box<dyn Fn() -> [PermitCount; 2] + Send + Sync>>>;
-/// Counts the circuit breakers of each driver.
 pub(super) type Breakers = Mutex<BTreeMap<String, Box<dyn Fn() -> BreakerCount + Send + Sync>>>;
 /// The orphans of each driver as the last scan found them, by namespace and reason.
 pub(super) type Orphans = Mutex<BTreeMap<String, BTreeMap<(String, OrphanReason), u64>>>;
-/// Counts the machines.
 pub(super) type Machines = OnceLock<Box<dyn Fn() -> Vec<MachineCount> + Send + Sync>>;
 
 /// Encodes the value that it shares with [`super::Metrics`].
@@ -60,7 +57,7 @@ pub(super) fn machines(machines: &Machines, mut encoder: DescriptorEncoder<'_>) 
     };
     let help = "InfraMachines by phase, driver, namespace and reason";
     let mut family = encoder.encode_descriptor("machines", help, None, MetricType::Gauge)?;
-    // A phase that no machine is in is shown as well: a missing series is not zero.
+    // A phase without machines is shown as well: a missing series is not zero.
     for phase in MachinePhase::ALL {
         gauge(&mut family, [("phase", phase.name())], 0)?;
     }

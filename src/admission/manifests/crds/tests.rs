@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// The one object whose fields are the driver's to name; the number of its fields is bounded all the same.
+/// The only object whose fields the driver names. The number of its fields is bounded, too.
 const OPEN_OBJECT: &str = "providerSpec";
 
 #[test]
@@ -96,7 +96,7 @@ fn a_definition_can_be_found_and_read_by_cluster_api() {
             crate::api::VERSION
         );
         assert_eq!(definition["spec"]["scope"], "Namespaced");
-        // What clusterctl did not install it moves only where it finds this.
+        // clusterctl moves a definition that it did not install only with this label.
         assert_eq!(
             definition["metadata"]["labels"]["clusterctl.cluster.x-k8s.io"],
             ""
@@ -104,8 +104,8 @@ fn a_definition_can_be_found_and_read_by_cluster_api() {
     }
 }
 
-/// schemars takes an `Option` for mandatory when its schema is written by hand and
-/// `serde(default)` is forgotten.
+/// schemars treats an `Option` as mandatory when its schema is written by hand and `serde(default)` is
+/// missing.
 #[test]
 fn only_what_can_never_be_absent_is_required() {
     let mut required = Vec::new();

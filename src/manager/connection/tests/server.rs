@@ -1,4 +1,4 @@
-//! A server with TLS whose connections do as the test wants, each by itself.
+//! A server with TLS whose connections each behave as a test wants.
 
 use std::convert::Infallible;
 use std::net::Ipv4Addr;
@@ -28,7 +28,7 @@ const MAX_STREAMS: u32 = 10;
 /// The path of a request that is not answered.
 pub const SLOW: &str = "/slow";
 
-/// What a connection does.
+/// The behaviour of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Conduct {
     /// It answers.
@@ -36,20 +36,20 @@ pub enum Conduct {
     Answer,
     /// It answers pings, and no request.
     Hang,
-    /// It is closed at the first request, with word that no request was looked at.
+    /// It is closed at the first request, and reports that no request was processed.
     CloseUnseen,
-    /// It is closed at the first request, with word that this one was looked at.
+    /// It is closed at the first request, and reports that this request was processed.
     CloseSeen,
-    /// It refuses the first request, with word that it was not looked at, and is closed then.
+    /// It refuses the first request as not processed, and is then closed.
     Refuse,
 }
 
 /// A request that was read.
 #[derive(Clone, Debug)]
 pub struct Asked {
-    /// Which connection it came over, from 0.
+    /// The number of its connection, from 0.
     pub connection: usize,
-    /// In which version.
+    /// Its protocol version.
     pub version: Version,
     /// Method and path.
     pub what: String,
@@ -57,7 +57,7 @@ pub struct Asked {
     pub headers: HeaderMap,
 }
 
-/// What the connections share.
+/// The state that all connections share.
 #[derive(Clone)]
 struct Shared {
     asked: Arc<Mutex<Vec<Asked>>>,
@@ -65,13 +65,12 @@ struct Shared {
     conducts: Arc<Mutex<Vec<Conduct>>>,
     /// Connections before this one are silent.
     silent_before: watch::Sender<usize>,
-    /// Called with the number of each connection before anything is read of it.
+    /// Called with the number of each connection before anything is read from it.
     on_open: Arc<Mutex<Option<OnOpen>>>,
 }
 
 type OnOpen = Box<dyn Fn(usize) + Send>;
 
-/// The server.
 pub struct Server {
     url: String,
     certificate: CertificateDer<'static>,
@@ -86,12 +85,12 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// Starts one that offers these protocols, with what its first connections do.
+    /// Starts a server that offers these protocols. Its first connections follow `conducts`.
     pub async fn start(alpn: &[&str], conducts: &[Conduct]) -> Self {
         Self::listening(Some(alpn), conducts).await
     }
 
-    /// Starts one without TLS.
+    /// Starts a server without TLS.
     pub async fn plain() -> Self {
         Self::listening(None, &[]).await
     }
@@ -132,24 +131,24 @@ impl Server {
         }
     }
 
-    /// How it is reached.
+    /// Returns the configuration of a client for this server.
     pub fn config(&self) -> Config {
         let mut config = Config::new(self.url.parse().unwrap());
         config.root_cert = Some(vec![self.certificate.to_vec()]);
         config
     }
 
-    /// What was asked.
+    /// Returns the requests that were read.
     pub fn asked(&self) -> Vec<Asked> {
         self.shared.asked.lock().unwrap().clone()
     }
 
-    /// Has this called with the number of each connection, while the client waits for it to stand.
+    /// Calls `call` with the number of each connection, while the client waits for the connection.
     pub fn on_open(&self, call: impl Fn(usize) + Send + 'static) {
         *self.shared.on_open.lock().unwrap() = Some(Box::new(call));
     }
 
-    /// Has all connections that there are neither read nor write any more, without being closed.
+    /// Makes all open connections silent: they neither read nor write, and stay open.
     pub fn fall_silent(&self) {
         let opened = *self.shared.opened.lock().unwrap();
         self.shared.silent_before.send_replace(opened);
@@ -167,7 +166,7 @@ async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, shared: Sh
             let Some(acceptor) = acceptor else {
                 return serve(stream, false, shared).await;
             };
-            // A client that has another connection by now goes away.
+            // A client that already has another connection goes away.
             let Ok(stream) = acceptor.accept(stream).await else {
                 return;
             };
@@ -210,7 +209,7 @@ where
             .await
             .map(drop)
     };
-    // What is not polled stays as it is, and open.
+    // A connection that is not polled stays open and silent.
     if is_http2 {
         let served = http2::Builder::new(TokioExecutor::new())
             .max_concurrent_streams(MAX_STREAMS)
@@ -251,7 +250,7 @@ async fn close<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, conduct: Conduc
     const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
     const PREFACE: usize = 24;
     let mut preface = [0; PREFACE];
-    // A client that has another connection by now goes away.
+    // A client that already has another connection goes away.
     if stream.read_exact(&mut preface).await.is_err() {
         return;
     }
@@ -269,10 +268,10 @@ async fn close<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, conduct: Conduc
         }
     }
     let last: &[u8] = match conduct {
-        // GOAWAY, with 0 as the last stream, or 1, that of the first request, and NO_ERROR.
+        // GOAWAY with NO_ERROR. The last stream is 0, or 1 for the first request.
         Conduct::CloseUnseen => &[0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         Conduct::CloseSeen => &[0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0],
-        // RST_STREAM of stream 1, REFUSED_STREAM, and the GOAWAY that alone would say that it was looked at.
+        // RST_STREAM of stream 1 with REFUSED_STREAM. The GOAWAY alone would report the request as processed.
         Conduct::Refuse => &[
             0, 0, 4, 3, 0, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0,
         ],

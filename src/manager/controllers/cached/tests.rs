@@ -50,14 +50,14 @@ fn infra_machine(change: impl FnOnce(&mut Value)) -> DeserializeGuard<InfraMachi
     read(&object)
 }
 
-/// As it is cached: read from text, and made small.
+/// As in the cache: read from text, and slimmed.
 fn read(object: &Value) -> DeserializeGuard<InfraMachine> {
     let mut infra = serde_json::from_str(&object.to_string()).unwrap();
     slim_infra_machine(&mut infra);
     infra
 }
 
-/// All of it, and more exactly than `==` compares: it tells `-0.0` from `0.0`.
+/// All fields, compared more exactly than `==` does: `-0.0` differs from `0.0`.
 fn all_of(infra: &DeserializeGuard<InfraMachine>) -> String {
     let infra = infra.0.as_ref().unwrap();
     format!("{:?} {:?} {:?}", infra.metadata, infra.spec, infra.status)
@@ -79,7 +79,7 @@ fn an_infra_machine_comes_out_as_it_was_packed() {
     }
 }
 
-/// Times are written to the second. The provider writes no other; one that was written by hand is read.
+/// Times are written to the second. The provider writes no fractions, but reads them.
 #[test]
 fn an_infra_machine_that_its_text_would_change_is_kept_as_it_is() {
     let infra = infra_machine(|object| {
@@ -128,7 +128,7 @@ fn a_machine_comes_out_as_it_was_packed() {
     }
 }
 
-/// Far more than are kept as they are.
+/// Far more machines than the cache keeps unpacked.
 #[test]
 fn machines_that_were_put_to_rest_are_read_as_they_were_written() {
     let (cache, mut writer) = cache::<DeserializeGuard<InfraMachine>>();
@@ -266,7 +266,7 @@ fn has_fractions(value: &Value) -> bool {
 }
 
 proptest! {
-    /// Whatever is in them, and whatever they have in common.
+    /// Any content, in any combination.
     #[test]
     fn what_was_listed_comes_out_of_the_cache_as_it_was(objects in objects()) {
         let (cache, mut writer) = cache();

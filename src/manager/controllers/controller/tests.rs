@@ -10,7 +10,7 @@ use super::*;
 use crate::api::cluster_api::{Machine, MachineSpec};
 use crate::reconcile::caches::cache;
 
-/// What reconciles did, and what they wait for.
+/// The reconciles so far, and the events that they wait for.
 struct Seen {
     runs: Mutex<BTreeMap<String, usize>>,
     order: Mutex<Vec<String>>,
@@ -38,7 +38,8 @@ impl Seen {
         self.order.lock().unwrap().clone()
     }
 
-    /// The condition has to stay true: a run goes on with all that is ready before this looks again.
+    /// The condition must stay true: the controller processes everything that is ready before this checks
+    /// again.
     async fn until(&self, condition: impl Fn(&Self) -> bool) {
         while !condition(self) {
             self.began.notified().await;
@@ -49,8 +50,8 @@ impl Seen {
 #[derive(Debug)]
 struct Failed;
 
-/// One that is called `again` wants to be reconciled again in 5 s, `busy` always and at once; `fails` fails
-/// the first time.
+/// The object `again` is reconciled again in 5 s, and `busy` always and immediately. `fails` fails the first
+/// time.
 async fn reconcile(machine: Arc<Machine>, seen: Arc<Seen>) -> Result<Action, Failed> {
     let name = machine.name_any();
     {
@@ -71,14 +72,13 @@ async fn reconcile(machine: Arc<Machine>, seen: Arc<Seen>) -> Result<Action, Fai
     }
 }
 
-/// So often is one reconciled that is always asked for: the clock stands still meanwhile.
+/// The limit of reconciles of `busy`: the paused clock does not advance in the meantime.
 const MAX_RUNS: usize = 1000;
 
 fn in_seven_seconds(_: &Machine, _: &Failed, _: &Seen) -> Action {
     Action::requeue(Duration::from_secs(7))
 }
 
-/// Runs until what is waited for has come.
 async fn run_until(controller: Controller<Machine>, seen: &Arc<Seen>, until: impl Future<Output = ()>) {
     let run = controller.run(
         reconcile,
@@ -125,7 +125,7 @@ async fn a_start_looks_at_everything_once_and_at_so_many_at_a_time() {
     assert!(seen.runs.lock().unwrap().values().all(|runs| *runs == 1));
 }
 
-/// What changes while an object is reconciled may have come too late for that.
+/// The running reconcile may have missed the change.
 #[tokio::test(start_paused = true)]
 async fn an_object_is_reconciled_once_more_when_it_was_asked_for_meanwhile_and_never_twice_at_once() {
     let cache = machines(&["a"]);
@@ -204,7 +204,7 @@ async fn a_reconcile_that_failed_is_repeated_when_the_error_policy_says() {
     assert_eq!(started.elapsed().as_secs(), 7);
 }
 
-/// A start of a hundred thousand objects must not hold up the one that a user has just changed.
+/// A start of a hundred thousand objects must not delay the object that a user has just changed.
 #[tokio::test(start_paused = true)]
 async fn what_changes_is_reconciled_before_a_start_has_looked_at_everything() {
     let names: Vec<_> = (0..100).map(|number| format!("m-{number}")).collect();
@@ -225,7 +225,7 @@ async fn what_changes_is_reconciled_before_a_start_has_looked_at_everything() {
     assert_eq!(seen.order()[1], "changed");
 }
 
-/// One that is never done must not keep a start from looking at the others.
+/// An object that is never done must not keep a start from the others.
 #[tokio::test(start_paused = true)]
 async fn a_start_looks_at_everything_though_one_object_is_always_asked_for() {
     let cache = machines(&["a", "b", "busy", "c", "d"]);

@@ -1,4 +1,4 @@
-//! What is woken by the events of a watch.
+//! Which objects the events of a watch enqueue.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use crate::driver::tests::{FakeDriver, driver_with_one_permit};
 use crate::driver::{ConfiguredDrivers, Priority, Waker};
 use crate::telemetry::metrics::Metrics;
 
-/// The handlers of a process that leads, and what they wake.
+/// The handlers of a leading process, and the queues that they fill.
 struct Watched {
     controllers: Controllers,
     machines: CacheWriter<Machine>,
@@ -166,7 +166,7 @@ fn infra_machine(name: &str, version: u32, more: &Value) -> DeserializeGuard<Inf
     read(name, version, &whole)
 }
 
-/// One InfraMachine, one template and one Cluster that are known.
+/// One InfraMachine, one template and one Cluster, all in the caches.
 fn settled() -> Watched {
     let mut watched = watched();
     watched.infra_machine(&Event::Apply(infra_machine("m", 1, &json!({}))));
@@ -184,7 +184,7 @@ fn settled() -> Watched {
     watched
 }
 
-/// A restart that is taken back would else be asked for again at once, for ever.
+/// Otherwise a reverted restart would be retried immediately, for ever.
 #[tokio::test]
 async fn the_record_of_its_restarts_wakes_no_remediation_and_what_others_write_does() {
     let watched = watched();
@@ -209,7 +209,7 @@ async fn the_record_of_its_restarts_wakes_no_remediation_and_what_others_write_d
     assert!(wakes(4, &json!({annotations::PAUSED: ""})));
 }
 
-/// A driver that wants another state back with every call would else be called without end.
+/// Otherwise a driver that returns another state with every call would be called without end.
 #[tokio::test]
 async fn the_state_that_a_driver_wants_back_wakes_no_reconcile() {
     let mut watched = settled();
@@ -234,7 +234,7 @@ async fn the_state_that_a_driver_wants_back_wakes_no_reconcile() {
     );
 }
 
-/// Drivers that hang would else hold up the drains of others.
+/// Otherwise hanging drivers would block the drains of others.
 #[tokio::test]
 async fn whatever_calls_a_driver_has_a_worker_for_each_of_its_permits_besides_its_own() {
     let controllers = watched().controllers;
@@ -243,7 +243,8 @@ async fn whatever_calls_a_driver_has_a_worker_for_each_of_its_permits_besides_it
     assert_eq!(counts.drains, counts.taints + 1, "the driver has one permit");
 }
 
-/// An object that is woken before the list is complete is seen as it was before, and is not woken again.
+/// An object that is enqueued before the list is complete would be read in its old version, and not enqueued
+/// again.
 #[tokio::test]
 async fn what_a_list_brings_wakes_when_it_is_complete_also_after_one_that_broke_off() {
     let mut watched = settled();
@@ -270,7 +271,7 @@ async fn a_cluster_that_a_list_shows_paused_wakes_all_that_belong_to_it() {
     assert_eq!(woken, set(["cluster ic", "machine m", "template t"]));
 }
 
-/// One that is being deleted may be held back by a pause of the Cluster, which ends with it.
+/// A machine in deletion may be blocked by a pause of the Cluster, which ends with the Cluster.
 #[tokio::test]
 async fn a_cluster_that_goes_away_wakes_all_that_belonged_to_it() {
     let all = set(["cluster ic", "machine m", "template t"]);
@@ -284,7 +285,7 @@ async fn a_cluster_that_goes_away_wakes_all_that_belonged_to_it() {
     assert_eq!(unseen.cluster(&Event::InitDone), all);
 }
 
-/// They say why it is not provisioned, and nothing else of it.
+/// The machines publish why the InfraCluster is not provisioned, and no other part of it.
 #[tokio::test]
 async fn an_infra_cluster_wakes_its_machines_when_it_says_another_reason_why_it_is_not_provisioned() {
     let mut watched = settled();
@@ -335,8 +336,8 @@ async fn a_machine_that_comes_or_goes_wakes_its_infra_machine_and_its_status_alo
     assert_eq!(watched.machine(&Event::InitDone), woken);
 }
 
-/// What we wrote ourselves is newer than the cache until the cache has it; a list that is
-/// under way is not the cache.
+/// The provider's own write overrides the cache until the cache has it. An incomplete list is not in the
+/// cache yet.
 #[tokio::test]
 async fn our_own_write_is_kept_until_a_list_that_holds_it_is_in_the_cache() {
     let mut watched = settled();
@@ -361,7 +362,7 @@ async fn a_machine_that_went_away_unseen_is_forgotten() {
     assert!(context.states.get("u-m").hint.is_none());
 }
 
-/// Where a driver does not list its VMs, nothing else says that one is back.
+/// If a driver does not list its VMs, only the Node shows that a VM is back.
 #[tokio::test]
 async fn a_node_that_reports_again_is_a_reason_to_ask_about_a_vm_that_was_found_to_be_gone() {
     let healthy =
@@ -387,7 +388,7 @@ async fn a_node_that_reports_again_is_a_reason_to_ask_about_a_vm_that_was_found_
     }
 }
 
-/// The InfraClusters of a process that watches them are reconciled for themselves.
+/// A process that watches InfraClusters also reconciles them.
 #[tokio::test]
 async fn an_infra_cluster_that_is_new_in_a_list_is_reconciled() {
     let (_caches, writers) = caches();
@@ -410,7 +411,7 @@ async fn an_infra_cluster_that_is_new_in_a_list_is_reconciled() {
     assert_eq!(woken(), set(["cluster ic"]));
 }
 
-/// A permit would else be kept for it that others wait for.
+/// Otherwise a permit would be reserved for the deleted machine while others wait.
 #[tokio::test]
 async fn a_machine_that_is_gone_stands_in_no_queue() {
     let mut watched = settled();
@@ -432,8 +433,8 @@ async fn a_machine_that_is_gone_stands_in_no_queue() {
     assert_eq!(*woken.lock().unwrap(), ["next"]);
 }
 
-/// One that was refused by what a driver said of itself has not been shown to it, and
-/// carries no driver's name.
+/// A machine that was refused because of the driver's capabilities was never sent to the driver, and its
+/// status has no driver name.
 #[tokio::test]
 async fn a_driver_that_says_something_else_is_news_for_the_machines_that_it_has_not_made_too() {
     let mut watched = settled();
@@ -447,8 +448,8 @@ async fn a_driver_that_says_something_else_is_news_for_the_machines_that_it_has_
     assert_eq!((watched.woken)(), set(["machine m", "machine made"]));
 }
 
-/// INI-05: whatever comes last of what a removal takes leads to a look at the Node, also at one that came
-/// back when nothing could be done for it.
+/// INI-05: the last missing precondition of a removal enqueues the Node, also a Node that came back before
+/// the taint could be removed.
 #[tokio::test]
 async fn a_node_is_looked_at_when_it_was_found_or_came_back_and_when_its_machine_or_cluster_changes() {
     let mut watched = watched();
@@ -499,7 +500,7 @@ async fn a_node_is_looked_at_when_it_was_found_or_came_back_and_when_its_machine
     watched.cluster(&cluster(4, true));
     assert!(looked_at(&watched.cluster(&cluster(5, false))), "unpaused");
     watched.controllers.taint_context.changed_nodes.remove("u-m");
-    // Freed: nothing is a reason but that the Node came back.
+    // The taint was removed: only a Node that came back is a reason.
     assert!(!looked_at(&watched.infra_machine(&infra(6, "True", Some("u/k")))));
     assert!(!looked_at(&watched.cluster(&cluster(7, true))));
     assert!(
@@ -515,7 +516,7 @@ async fn a_node_is_looked_at_when_it_was_found_or_came_back_and_when_its_machine
         looked_at(&watched.machine(&machine(10, Some("n"), "True"))),
         "came back"
     );
-    // Nothing could be done yet.
+    // The taint could not be removed yet.
     assert!(looked_at(&watched.infra_machine(&infra(
         11,
         "False",
@@ -524,7 +525,7 @@ async fn a_node_is_looked_at_when_it_was_found_or_came_back_and_when_its_machine
     assert!(looked_at(&watched.cluster(&cluster(12, false))), "unpaused");
 }
 
-/// The Machine may be cached before that: nothing else would have its InfraMachine looked at again.
+/// The Machine may be cached before that, and no other event would enqueue its InfraMachine.
 #[test]
 fn a_drain_counts_that_a_machine_takes_the_place_of_its_set_as_the_owner() {
     let owned_by = |kind: &str| {
@@ -540,7 +541,7 @@ fn a_drain_counts_that_a_machine_takes_the_place_of_its_set_as_the_owner() {
     );
 }
 
-/// To unpack a hundred thousand takes seconds, for which all that shares the thread would wait.
+/// Unpacking a hundred thousand objects takes seconds, and would block all tasks of the thread.
 #[tokio::test]
 async fn what_looks_at_every_machine_of_a_fleet_lets_others_go_on_meanwhile() {
     let mut watched = watched();
