@@ -13,7 +13,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .include_source_info(true)
         .open_files(["cmi/v1/cmi.proto", "capcmi/v1/capcmi.proto"])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
-    // What the reflection service shows. The types of prost would drop the option that marks secrets.
+    // The descriptors for the reflection service. The types of prost would drop the option that marks
+    // secrets.
     std::fs::write(out.join("descriptors.bin"), compiler.encode_file_descriptor_set())?;
     let descriptors = compiler.file_descriptor_set();
     // Their `Debug` is written by hand, so that it shows none.

@@ -29,7 +29,7 @@ const PROGRAM: &str = "capcmi";
 
 /// Commands for operators of cluster-api-provider-cmi and for authors of its drivers.
 #[derive(Debug, Parser)]
-// As with Go's flags, the last one counts.
+// As in Go, the last value of a repeated flag counts.
 #[command(
     name = PROGRAM,
     version,
@@ -122,7 +122,7 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// OPS-05, CMI-175, CMI-176: the prefixes are reserved by the specifications, which define one variable.
+    /// OPS-05, CMI-175, CMI-176: the specifications reserve the prefixes, and define one variable.
     #[test]
     fn no_environment_variable_of_our_own_has_a_reserved_prefix() {
         fn check(command: &clap::Command) {

@@ -1,7 +1,7 @@
-//! One page about a machine, or about a driver, for the operator who has to put something right.
+//! A one-page description of a machine or a driver, for an operator who is troubleshooting.
 //!
-//! The facts are gathered first; the page about them is pure. Where a part can't be had, the page says so and
-//! why, and shows everything else.
+//! The facts are gathered first; rendering them is pure. If a part cannot be read, the page gives the reason
+//! and still shows everything else.
 
 mod advice;
 mod driver;
@@ -24,13 +24,13 @@ pub use machine_page::page as machine_page;
 pub use page::{columns, span};
 pub use scrape::{InvalidScrape, Scrape};
 
-/// Why a page can't be made at all.
+/// Why the page cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// There is no such object.
     #[error("{kind} `{namespace}/{name}` does not exist")]
     NotFound {
-        /// What was looked for.
+        /// The kind of the object.
         kind: &'static str,
         /// Its name.
         name: String,
@@ -44,7 +44,7 @@ pub enum Error {
         name: String,
         /// The kind that it refers to.
         kind: String,
-        /// What it refers to.
+        /// The name of the referenced object.
         infra: String,
     },
     /// The object does not fit its definition.
@@ -61,7 +61,7 @@ pub enum Error {
     /// The API server refused or could not be reached.
     #[error("{action} failed")]
     Api {
-        /// What was being done.
+        /// The attempted request.
         action: &'static str,
         /// Why.
         #[source]

@@ -11,20 +11,20 @@ pub enum CaseError {
     /// A rule is broken: a sentence for the driver's author.
     #[error("{0}")]
     Failed(String),
-    /// The driver went away during a call of this case, and no other case had a call under way: the case
-    /// fails, whatever the call was for.
+    /// The driver went away during a call of this case, and no other case had a running call: the case fails,
+    /// even if it does not test this call.
     #[error("{0}")]
     DriverGone(String),
-    /// The case did not reach what it tests: something else that it needs does not work.
+    /// The case did not get as far as its test: something else that it needs does not work.
     #[error("{0}")]
     Inconclusive(String),
     /// The case can't be run here.
     #[error("{0}")]
     Skipped(String),
-    /// The case can't be run until the configuration says more.
+    /// The case cannot run without another setting.
     #[error("{reason}")]
     Unconfigured {
-        /// The reason: what the case can't see without the setting.
+        /// The effect of the missing setting on the case.
         reason: String,
         /// The setting to be configured.
         setting: Setting,
@@ -40,13 +40,13 @@ impl CaseError {
         Self::Failed(message.into())
     }
 
-    /// Returns the same error, with its subject before the reason.
+    /// Prepends the subject to the reason.
     #[must_use]
     pub fn after(self, about: &str) -> Self {
         self.reworded(|reason| format!("{about}: {reason}"))
     }
 
-    /// Returns the same error, with advice behind the reason.
+    /// Appends advice to the reason.
     #[must_use]
     pub fn before(self, advice: &str) -> Self {
         self.reworded(|reason| reason + advice)
@@ -60,7 +60,7 @@ impl CaseError {
         }
     }
 
-    /// Returns the same error as one of the preparation: it says nothing about the rule that the case tests.
+    /// Turns the error into one of the preparation, which says nothing about the tested rule.
     #[must_use]
     pub fn in_preparation(self) -> Self {
         match self {
@@ -129,7 +129,7 @@ impl<T> Answer<T> {
         })
     }
 
-    /// Returns the error, which has to have this very code.
+    /// Returns the error if it has exactly this code.
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call succeeded or has another code.
@@ -137,7 +137,7 @@ impl<T> Answer<T> {
         self.refused_with(&[code])
     }
 
-    /// Returns the error, which has to have one of these codes.
+    /// Returns the error if it has one of these codes.
     ///
     /// # Errors
     /// [`CaseError::Failed`] when the call succeeded or has another code.
@@ -153,7 +153,7 @@ impl<T> Answer<T> {
         )))
     }
 
-    /// Returns the response, or nothing when the call was refused with one of these codes.
+    /// Returns the response, or `None` when the call was refused with one of these codes.
     ///
     /// # Errors
     /// [`CaseError::Failed`] for every other code.
@@ -164,7 +164,7 @@ impl<T> Answer<T> {
         }
     }
 
-    /// Returns the code with which the call was refused.
+    /// Returns the error code of the call.
     pub fn code(&self) -> Option<Code> {
         self.result.as_ref().err().map(Status::code)
     }

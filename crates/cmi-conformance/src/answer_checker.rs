@@ -1,4 +1,4 @@
-//! Rules that hold for every answer, whichever case made the call.
+//! Rules for the answers of all calls, in any case.
 
 use std::collections::BTreeSet;
 
@@ -32,7 +32,7 @@ pub struct Violation {
 /// Checks every answer.
 #[derive(Debug)]
 pub struct AnswerChecker {
-    /// The secret text in the bootstrap data: it may come back without the lines around it.
+    /// The secret text in the bootstrap data: a driver may quote it without the lines around it.
     canary: String,
     /// Keys among the credentials that hold no secret, such as an account's id that is part of the driver's
     /// answers.
@@ -40,17 +40,17 @@ pub struct AnswerChecker {
     found: Mutex<BTreeSet<Violation>>,
 }
 
-/// The texts in a response, in which no secret may be found.
+/// The texts in a response. None of them may contain a secret.
 pub trait Texts {
-    /// Returns every text; none for a response that has no text.
+    /// Returns every text; none for a response without texts.
     fn texts(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
 impl AnswerChecker {
-    /// Returns a checker that knows the secret text in the bootstrap data, and which keys of the credentials
-    /// hold no secret.
+    /// Creates a checker for the secret text in the bootstrap data. `public` are the keys of the credentials
+    /// that hold no secret.
     pub fn new(canary: String, public: BTreeSet<String>) -> Self {
         Self {
             canary,
@@ -91,13 +91,13 @@ impl AnswerChecker {
             );
             self.record(&["CMI-41"], what);
         }
-        // A gRPC server answers calls of an unknown method by itself, without the driver.
+        // A gRPC server answers calls of an unknown method without the driver.
         let needs_message = !answer.is_code(tonic::Code::Ok) && !answer.is_code(tonic::Code::Unimplemented);
         if needs_message && answer.message().trim().is_empty() {
             let what = format!("{path} answered code {} without a message", answer.code);
             self.record(&["CMI-40"], what);
         }
-        // A secret that looks percent-encoded may stand in the answer as it is.
+        // A secret that looks percent-encoded may be in the answer verbatim.
         let mut texts = vec![
             answer.message(),
             answer.message_as_written().to_owned(),
@@ -107,8 +107,8 @@ impl AnswerChecker {
         self.check_secrets(path, secrets, &texts);
     }
 
-    /// Checks the headers and trailers of answers that came through the client, which ignores those that it
-    /// does not know.
+    /// Checks the headers and trailers of the client's answers. The client itself ignores those that it does
+    /// not know.
     pub fn check_metadata(&self, secrets: &Secrets, metadata: Vec<(Operation, String)>) {
         for (operation, text) in metadata {
             self.check_secrets(operation.name(), secrets, &[text]);
@@ -144,7 +144,7 @@ impl AnswerChecker {
     }
 }
 
-/// Returns the fault in the message of an error, if there is one (DRV-17).
+/// Returns the fault in the message of an error, if any (DRV-17).
 pub fn problem(status: &Status) -> Option<&'static str> {
     let message = status.message();
     if status.has_default_message() || message.trim().is_empty() {

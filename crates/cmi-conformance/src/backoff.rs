@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// A wait that doubles with each repeat. The provider has a `Backoff` of its own, for its objects, which this
-/// crate does not know.
+/// A wait that doubles with each repeat. The provider has another `Backoff` for its objects, which this crate
+/// does not know.
 #[derive(Debug)]
 pub struct Backoff {
     next: Duration,

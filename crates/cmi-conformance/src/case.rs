@@ -24,12 +24,12 @@ pub struct Case {
 }
 
 impl Case {
-    /// Whether the case disturbs every call of the back end, so that nothing else may run meanwhile.
+    /// Whether the case disturbs every call of the back end. Nothing else may run at the same time.
     pub fn disturbs(&self) -> bool {
         self.needs.iter().any(|need| matches!(need, Need::Hook(_)))
     }
 
-    /// Whether the case checks what the driver has written in the whole run: it runs after all others.
+    /// Whether the case checks the driver's logs of the whole run: it runs after all others.
     pub fn looks_back(&self) -> bool {
         self.needs.contains(&Need::Setting(Setting::Logs))
     }

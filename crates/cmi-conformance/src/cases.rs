@@ -31,7 +31,7 @@ mod wire;
 
 use super::case::Case;
 
-/// Every case, in the order in which they are reported.
+/// Every case, in the order of the report.
 pub fn all() -> impl Iterator<Item = &'static Case> {
     [
         identity::CASES,
@@ -98,9 +98,9 @@ macro_rules! cases {
 }
 use cases;
 
-/// Cases that try the same with several calls. The head of the table has the end of their names, the claim
-/// that holds when they pass, their needs beside the call, and the function that runs them. Each row has the
-/// beginning of the name, the call, and the rows of the requirements that the case proves.
+/// Cases that run the same test with several calls. The head of the table has the end of their names, the
+/// claim that holds when they pass, their needs in addition to the call, and the function that runs them.
+/// Each row has the beginning of the name, the call, and the rows of the requirements that the case proves.
 macro_rules! family {
     ($end:literal: $title:tt $needs:tt => $run:expr; $($begin:literal $call:ident $proves:expr;)+) => {
         &[$(
@@ -129,8 +129,7 @@ mod tests {
     use super::*;
     use crate::{Hook, Need, rules};
 
-    /// CMI-59: with any other restart before it, the case compares the answers after one restart and after
-    /// two.
+    /// CMI-59: after another restart, the case would compare the answers after one restart and after two.
     #[test]
     fn what_is_said_is_compared_over_the_first_restart_of_a_run() {
         let restarts = |case: &&Case| case.needs.contains(&Need::Hook(Hook::Restart));

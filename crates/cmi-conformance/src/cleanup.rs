@@ -1,9 +1,9 @@
 //! Deletes the VMs that the cases made, and checks that they are gone.
 //!
-//! An eventually consistent back end does not find yet what was made a moment ago, and its driver answers OK
-//! to the deletion of what it does not find. So the cleanup deletes each VM twice: at once, by all that is
-//! known of it, and again at the end of the run, when the back end has caught up; then it looks for the VM.
-//! That costs one wait for all cases together.
+//! An eventually consistent back end does not find a new VM yet, and its driver answers OK to the deletion of
+//! a VM that it does not find. So the cleanup deletes each VM twice: immediately, with every known id, and
+//! again at the end of the run, when the back end has caught up. Then it looks for the VM. That costs one
+//! wait for all cases together.
 
 mod look;
 mod repeat;
@@ -24,8 +24,7 @@ use super::tracker::Tracked;
 use cmi_driver::{Capabilities, Code, DeleteMachineRequest, Driver, Operation, ProviderId};
 use repeat::Repeat;
 
-/// The longest time for which a create may be on its way to a plugin after its caller has given it up; it may
-/// overtake a deletion.
+/// The longest time that an abandoned create may be on its way to a plugin. It may overtake a deletion.
 const ON_ITS_WAY: Duration = Duration::from_millis(500);
 /// The number of concurrent deletions of a case.
 const AT_ONCE: usize = 4;
@@ -36,7 +35,7 @@ pub struct Cleanup<'a> {
     pub driver: &'a dyn Driver,
     /// The capabilities that the driver declared, its consistency window included.
     pub capabilities: &'a Capabilities,
-    /// The configuration. Its spec names every machine, whatever was wrong with the spec of the create.
+    /// The configuration. Its spec identifies every machine, even if the spec of the create was wrong.
     pub config: &'a Config,
     /// The VMs that the run may have made.
     pub ledger: &'a Ledger,
@@ -51,8 +50,8 @@ pub struct Cleanup<'a> {
 pub struct Deleted {
     tracked: Tracked,
     first: Result<(), Kept>,
-    /// Whether the first deletion was answered OK and nothing can make the VM again: the driver has promised
-    /// that it is gone.
+    /// Whether the first deletion was answered OK and nothing can create the VM again: the driver has
+    /// promised that it is gone.
     is_settled: bool,
 }
 
@@ -79,7 +78,7 @@ impl Cleanup<'_> {
     /// Deletes the machines of a case, the last first, each by all that is known of it.
     pub async fn delete(&self, tracked: Vec<Tracked>) -> Vec<Deleted> {
         let deletions = tracked.into_iter().rev().map(async |tracked| {
-            // Without an id, the second deletion is the same call, so this one may be the only one.
+            // Without an id, the second deletion would be the same call, so this one suffices.
             let repeat = if tracked.id.is_some() {
                 Repeat::Transient
             } else {
@@ -100,8 +99,8 @@ impl Cleanup<'_> {
         stream::iter(deletions).buffered(AT_ONCE).collect().await
     }
 
-    /// Deletes again the VMs that could come back or were not found, and looks for all of them, so many cases
-    /// at once. Returns each VM that may be left.
+    /// Deletes again the VMs that could come back or were not found, and looks for all of them, with this
+    /// many concurrent cases. Returns each VM that may be left.
     pub async fn confirm(&self, cases: Vec<Vec<Deleted>>, parallel: usize) -> Vec<Leftover> {
         let window = self.capabilities.consistency_window;
         let is_open = cases
@@ -132,7 +131,7 @@ impl Cleanup<'_> {
         let mut cleared = Cleared::default();
         for (tracked, is_settled, kept) in ended {
             match kept {
-                // If the driver has gone away since, the first answer is all that there is to go by.
+                // If the driver has gone away since, only the first answer is known.
                 Err(Kept::Stuck(_)) if is_settled && !self.liveness.answers() => {}
                 Ok(()) => {
                     self.ledger.gone(&tracked.request);
@@ -149,7 +148,7 @@ impl Cleanup<'_> {
         cleared
     }
 
-    /// Deletes by name alone, which deletes all VMs of a machine that has several.
+    /// Deletes by name alone, which also deletes further VMs of the machine.
     async fn delete_by_name(&self, deleted: Deleted, pause: Duration) -> (Tracked, bool, Result<(), Kept>) {
         let Deleted {
             tracked,
@@ -170,8 +169,8 @@ impl Cleanup<'_> {
         (tracked, is_settled, kept)
     }
 
-    /// Deletes one machine until it is gone, or is not going to be. If no create answered with a VM, the spec
-    /// of the create may be one that the driver refuses here, too: then the spec that makes VMs decides.
+    /// Deletes one machine until it is gone, or its deletion has failed for good. If no create returned a VM,
+    /// the driver may refuse the create's spec here, too: then the configuration's spec decides.
     async fn remove(&self, tracked: &Tracked, id: Option<&ProviderId>, repeat: Repeat) -> Result<(), Kept> {
         let (asked_for, sample) = (&tracked.request, self.looked_for(tracked));
         if asked_for.class.provider_spec == sample.class.provider_spec {
@@ -199,7 +198,7 @@ impl Cleanup<'_> {
         };
         match self.repeat(Operation::DeleteMachine, repeat, delete).await {
             Ok(_) | Err((Some(Code::NotFound), _)) => Ok(()),
-            // A spec that makes no VM may not be one to delete by, either.
+            // A spec that creates no VM may not be usable for a deletion, either.
             Err((Some(Code::InvalidArgument | Code::OutOfRange), reason)) => Err(Kept::Refused(reason)),
             // The id may be wrong.
             Err((Some(code), reason)) if id.is_some() && !repeat.is_worth_it(code) => {

@@ -1,4 +1,4 @@
-//! The configuration of the suite: what it has to know of a driver.
+//! The configuration of the suite: the facts about a driver that it needs.
 
 mod contradiction;
 mod setting;
@@ -40,45 +40,45 @@ pub type SecretMap = BTreeMap<String, SecretString>;
 #[garde(custom(credentials_are_taken))]
 #[garde(custom(contradiction::agree))]
 pub struct Config {
-    /// A spec that makes a VM, as small as possible. The suite adds the tags. Required.
+    /// A spec of the smallest possible VM. The suite adds the tags. Required.
     #[garde(custom(not_empty))]
     pub provider_spec: Map<String, Value>,
-    /// The credentials that go with every call, each of 12 bytes or more. Default: none.
+    /// The credentials of every call, each of 12 bytes or more. Default: none.
     #[serde(default)]
     pub secrets: SecretMap,
-    /// Keys of `secrets` whose values are not secret and may come back, such as the id of an account that is
-    /// part of a provider id. Default: none.
+    /// Keys of `secrets` whose values are not secret and may appear in answers, such as the id of an account
+    /// that is part of a provider id. Default: none.
     #[serde(default)]
     pub public_secret_keys: BTreeSet<String>,
-    /// Credentials that are missing or wrong: the driver has to answer UNAUTHENTICATED to each. `{}` is no
-    /// credentials at all. Default: none.
+    /// Missing or wrong credentials: the driver must answer UNAUTHENTICATED to each. `{}` means no
+    /// credentials. Default: none.
     #[serde(default)]
     pub bad_secrets: Vec<SecretMap>,
     /// Credentials that are known but may do nothing: PERMISSION_DENIED. Default: none.
     #[serde(default)]
     pub restricted_secrets: Option<SecretMap>,
-    /// Whether the driver takes no credentials, so that the rules about wrong ones do not apply to it.
-    /// Default: false.
+    /// Whether the driver takes no credentials. Then the rules about wrong credentials do not apply. Default:
+    /// false.
     #[serde(default)]
     pub no_credentials: bool,
-    /// The fields that `providerSpec` has to have, as JSON pointers: `/region`. Default: none.
+    /// The required fields of `providerSpec`, as JSON pointers: `/region`. Default: none.
     #[serde(default)]
     #[garde(custom(pointers))]
     pub mandatory_fields: Vec<String>,
     /// Changes that make the spec invalid. Default: none.
     #[serde(default)]
     pub invalid_specs: Vec<Value>,
-    /// Changes that ask for more, or less, of something than there is. Default: none.
+    /// Changes that request more, or less, of a resource than exists. Default: none.
     #[serde(default)]
     pub out_of_range_specs: Vec<Value>,
-    /// A change whose VM can't be made because a quota or pool is used up. Default: none.
+    /// A change that exceeds a quota or a pool's capacity. Default: none.
     #[serde(default)]
     pub quota_breaking_spec: Option<Value>,
-    /// A change that asks for another VM, so that an existing one of the same name does not fit it. Default:
+    /// A change that requires another VM, so that an existing VM with the same name does not fit. Default:
     /// none.
     #[serde(default)]
     pub incompatible_change: Option<Value>,
-    /// Changes that UpdateMachine can make to a living VM. Default: none.
+    /// Changes that UpdateMachine can make to a running VM. Default: none.
     #[serde(default)]
     pub hot_updates: Vec<Value>,
     /// Sample volumes for GetVolumeIDs. Default: none.
@@ -87,21 +87,20 @@ pub struct Config {
     /// A sample class of the back end's own kind. Default: none.
     #[serde(default)]
     pub migration: Option<Migration>,
-    /// Whether the back end has at most one VM of a name, so that no machine can have several. Default:
-    /// false.
+    /// Whether the back end has at most one VM per name, so that no machine can have several. Default: false.
     #[serde(default)]
     pub unique_names: bool,
-    /// The most characters of a machine's name, 20–253. Default: the suite tries 63, and what the driver does
-    /// with longer names counts as not tried.
+    /// The most characters of a machine's name, 20–253. Default: the suite tries 63, and longer names count
+    /// as not tried.
     #[serde(default)]
     #[garde(inner(range(min = 20, max = 253)))]
     pub longest_name: Option<usize>,
     /// The number of VMs in the case about long lists, 2–1000: more than a page of the back end. Default: 25,
-    /// or 210 where they are made in no time, and whether longer lists are whole counts as not tried.
+    /// or 210 if the driver creates them fast, and longer lists count as not tried.
     #[serde(default)]
     #[garde(inner(range(min = 2, max = 1000)))]
     pub many_machines: Option<usize>,
-    /// The number of cases that run at once. Default: 8.
+    /// The number of concurrent cases. Default: 8.
     #[serde(default = "Config::default_parallel")]
     #[garde(range(min = 1, max = 256))]
     pub parallel: usize,
@@ -152,7 +151,7 @@ impl PersistentVolumes {
 pub struct OwnVolume {
     /// The `PersistentVolumeSpec`.
     pub spec: Value,
-    /// The id that GetVolumeIDs has to answer.
+    /// The expected id from GetVolumeIDs.
     pub volume_id: String,
 }
 
@@ -167,7 +166,7 @@ pub struct Migration {
     pub kind: String,
     /// The class.
     pub class: Map<String, Value>,
-    /// The machine class that has to be the answer when `metadata: {name: kept}` is sent.
+    /// The expected machine class for `metadata: {name: kept}`.
     pub expected: Map<String, Value>,
     /// Classes that can't be converted. Default: none.
     #[serde(default)]
@@ -239,12 +238,12 @@ impl Config {
         Duration::from_millis(self.short_deadline_ms)
     }
 
-    /// Returns how much longer a call takes where the back end is made slow.
+    /// Returns the delay that the hook `slow` adds to each call.
     pub fn slow(&self) -> Duration {
         self.short_deadline().saturating_mul(TIMES_THE_DEADLINE)
     }
 
-    /// Returns the mandatory fields. [`Config::read`] has refused what is no pointer.
+    /// Returns the mandatory fields. [`Config::read`] has refused invalid pointers.
     pub fn mandatory(&self) -> Vec<JsonPointer> {
         self.mandatory_fields
             .iter()
@@ -295,7 +294,7 @@ impl Config {
     }
 }
 
-/// Returns the values in the form in which a driver takes them.
+/// Returns the values as a driver takes them.
 pub fn secrets(map: &SecretMap) -> Secrets {
     map.iter()
         .map(|(key, value)| (key.clone(), value.expose_secret().as_bytes().to_vec().into()))

@@ -1,4 +1,4 @@
-//! Hooks: changes to the back end from outside the driver, with which a case causes faults.
+//! Hooks: a case causes faults with these changes to the back end from outside the driver.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ pub(crate) const MAX_COMMAND: Duration = Duration::from_mins(1);
 pub enum Hook {
     /// Every call to the back end fails as if it could not be reached. Lasts.
     Unavailable,
-    /// Every call fails with an error for which the driver has no special answer. Lasts.
+    /// Every call fails with an error that the driver does not handle specially. Lasts.
     Unknown,
     /// Every call finds a broken invariant in the back end. Lasts.
     Internal,
@@ -33,14 +33,14 @@ pub enum Hook {
     Unhealthy,
     /// The plugin is healthy but has not finished starting. Lasts.
     Starting,
-    /// No further VM can be had. Lasts.
+    /// The back end has no room for further VMs. Lasts.
     Exhaust,
     /// Undoes everything that lasts.
     Restore,
-    /// The driver's process ends without warning, and is started again at the same endpoint.
+    /// The driver's process ends without warning, and starts again at the same endpoint.
     Restart,
-    /// Makes a VM with the name `{machine}`, the cluster tag `{cluster}` and the tag
-    /// `capcmi.io/machine` `{identity}`.
+    /// Creates a VM with the name `{machine}`, the cluster tag `{cluster}` and the tag `capcmi.io/machine`
+    /// `{identity}`.
     Plant,
     /// Puts the VM `{machine}` into a state that forbids every operation on it.
     Lock,
@@ -48,11 +48,11 @@ pub enum Hook {
     Unlock,
     /// The VM `{machine}` disappears without the driver.
     Vanish,
-    /// Takes back what InitializeMachine did to the VM `{machine}`.
+    /// Undoes InitializeMachine on the VM `{machine}`.
     Uninitialize,
-    /// Prints how many changes the back end has seen, as a number.
+    /// Prints the number of changes in the back end so far.
     Mutations,
-    /// Prints the user data that the VM `{machine}` was given, byte for byte.
+    /// Prints the user data of the VM `{machine}`, byte for byte.
     UserData,
     /// Prints the values of the VM `{machine}` that UpdateMachine can change, as a JSON object with the
     /// places of the provider spec.
@@ -85,8 +85,8 @@ impl Hook {
         }
     }
 
-    /// Whether the hook may leave the driver itself out of reach, or make it answer as if it were. A hook on
-    /// a single VM, or on the room for VMs, is no reason for that.
+    /// Whether the hook may make the driver itself unreachable, or let it answer as if it were. Hooks on a
+    /// single VM, or on the room for VMs, cannot.
     pub const fn reaches_the_driver(self) -> bool {
         match self {
             Self::Unavailable

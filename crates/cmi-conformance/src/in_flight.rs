@@ -1,4 +1,4 @@
-//! The calls that are under way: they show which call hangs, and in which one a driver went away.
+//! The running calls: they show which call hangs, and during which call a driver went away.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,12 +8,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// The time after which a call is worth a line.
+/// The duration of a call before the first line about it.
 const NOTICE_AFTER: Duration = Duration::from_secs(10);
-/// The factor from one line about a call to the next.
+/// The factor between the times of two lines about a call.
 const TIMES: u32 = 3;
 
-/// The calls that are under way.
+/// The running calls.
 #[derive(Debug, Default)]
 pub struct InFlight(Mutex<Calls>);
 
@@ -37,7 +37,7 @@ struct InFlightCall {
 pub struct Waiting {
     /// The case that makes it.
     pub case: String,
-    /// The call and what it is about.
+    /// The call and its subject.
     pub what: String,
     /// How long the call has taken so far.
     pub time: Duration,
@@ -53,7 +53,7 @@ pub struct Entry {
 }
 
 impl InFlight {
-    /// Records a call, which may take so long, until the entry is dropped.
+    /// Records a call with this time limit, until the entry is dropped.
     pub fn begin(self: &Arc<Self>, case: &str, what: &str, limit: Duration) -> Entry {
         self.begin_with(case, what, limit, NOTICE_AFTER)
     }
@@ -81,12 +81,12 @@ impl InFlight {
         self.begin_with(case, what, Duration::MAX, Duration::MAX)
     }
 
-    /// Returns all calls that are under way.
+    /// Returns all running calls.
     pub fn all(&self) -> Vec<Waiting> {
         self.0.lock().all.values().map(InFlightCall::waiting).collect()
     }
 
-    /// Returns the calls of a case that are under way.
+    /// Returns the running calls of a case.
     pub fn of(&self, case: &str) -> Vec<Waiting> {
         let mut all = self.all();
         all.retain(|call| call.case == case);

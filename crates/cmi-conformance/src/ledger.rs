@@ -1,5 +1,5 @@
-//! Every VM that a run may have made and has not seen gone yet. The VMs are named if the process has to end
-//! before they are deleted.
+//! Every VM that a run may have made and that is not known to be gone. If the process has to end before they
+//! are deleted, these VMs are named.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 /// The reason why the VMs of the ledger may be left.
 const ENDED_BEFORE: &str = "the run ended before it was deleted";
 
-/// Every VM that a run may have made and has not seen gone yet. Shared by all cases.
+/// Every VM that a run may have made and that is not known to be gone. Shared by all cases.
 #[derive(Debug, Default)]
 pub struct Ledger(Mutex<BTreeMap<(String, String), Option<ProviderId>>>);
 

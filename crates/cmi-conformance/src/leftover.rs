@@ -13,10 +13,10 @@ use cmi_driver::ProviderId;
 pub struct Leftover {
     /// The reason why it may exist.
     pub reason: String,
-    /// The VM's cluster; none when the leftover is not about a cluster.
+    /// The VM's cluster; `None` if the leftover is not about a cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
-    /// The machine's name; none for all VMs of the cluster.
+    /// The machine's name; `None` for all VMs of the cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
     /// The VM's id, where it is known.
@@ -55,7 +55,7 @@ impl Leftover {
         }
     }
 
-    /// Returns which VM it is, as text.
+    /// Returns a description of the VM.
     fn subject(&self) -> String {
         let id = self
             .provider_id
@@ -76,7 +76,7 @@ impl fmt::Display for Leftover {
     }
 }
 
-/// Returns one line for each reason, with all VMs that are left for it.
+/// Returns one line for each reason, with all remaining VMs for it.
 pub fn lines(leftovers: &[Leftover]) -> Vec<String> {
     let mut by_reason: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for leftover in leftovers {

@@ -1,16 +1,16 @@
-//! The conformance suite: whether a driver keeps the rules, one by one.
+//! The conformance suite: checks, rule by rule, whether a driver conforms.
 //!
 //! A [`Case`] makes calls and checks the answers; the table of [`rules`] says which requirement each case
-//! proves, or why a requirement is not tested. Nothing here knows Kubernetes, or a concrete driver.
+//! proves, or why a requirement is not tested. This crate does not know Kubernetes, or a concrete driver.
 //!
 //! # Guarantees
-//! * Every VM that a case may have made is noted before the call that makes it, and deleted afterwards: on
-//!   success, failure, panic and interruption. At the end of the run, when the back end can't be behind any
-//!   more, it is deleted once more and looked for. What is left is reported by name, and fails the run.
-//! * A case that can't be run is skipped with its reason: the driver does not offer a call, the configuration
-//!   does not say something, or there is no hook to cause a fault.
-//! * A case whose preparation fails is inconclusive: the rule that is broken is named by the case that is
-//!   about it, and no other. A run with such a case is not compliant.
+//! * Every VM that a case may have made is recorded before the call that makes it. It is deleted afterwards:
+//!   on success, failure, panic and interruption. At the end of the run, when the back end has caught up, the
+//!   suite deletes it once more and looks for it. Remaining VMs are reported by name, and fail the run.
+//! * A case that cannot run is skipped with its reason: the driver does not offer a call, the configuration
+//!   lacks a setting, or there is no hook to cause a fault.
+//! * A case whose preparation fails is inconclusive: only the case about the broken rule names that rule. A
+//!   run with such a case is not compliant.
 //! * A driver that stays out of reach ends the run, and is reported.
 //! * A run that tested nothing fails.
 

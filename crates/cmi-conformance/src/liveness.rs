@@ -11,13 +11,13 @@ use tokio_util::sync::CancellationToken;
 
 use cmi_driver::Code;
 
-/// The longest outage after which a driver may come back.
+/// The longest outage that a driver may recover from.
 const MAX_OUTAGE: Duration = Duration::from_secs(30);
 
 /// An outage that began during one of several requests: nothing shows which one.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outage {
-    /// The requests that were under way.
+    /// The running requests.
     pub requests: BTreeSet<String>,
     /// The reason to believe that the driver is gone.
     pub reason: String,
@@ -28,7 +28,7 @@ pub struct Outage {
 pub struct Liveness {
     timeout: Duration,
     state: Mutex<State>,
-    /// The request in which the driver went away, until it answers again.
+    /// The request that the driver did not survive, until it answers again.
     gone: Mutex<Option<String>>,
     /// Each outage that began during one of several requests.
     outages: Mutex<Vec<Outage>>,
@@ -49,8 +49,8 @@ enum State {
 }
 
 impl Liveness {
-    /// Returns the state for a run that is ended by `end`. A driver is given up when it was unreachable in
-    /// every observation for half a minute, or for the longest time of a call if that is less.
+    /// Creates the state for a run that `end` ends. A driver counts as lost when every observation failed for
+    /// half a minute, or for the longest time of a call if that is less.
     pub fn new(call_limit: Duration, end: CancellationToken) -> Self {
         Self {
             timeout: call_limit.min(MAX_OUTAGE),
@@ -75,8 +75,8 @@ impl Liveness {
         }
     }
 
-    /// Records that the driver itself is gone, not its back end. Returns the request in which it went away,
-    /// and whether this is the first report.
+    /// Records that the driver itself is gone, not its back end. Returns the request that the driver did not
+    /// survive, and whether this is the first report.
     pub fn died(&self, call: &str) -> (String, bool) {
         let mut gone = self.gone.lock();
         let is_new = gone.is_none();
@@ -100,7 +100,7 @@ impl Liveness {
     }
 
     /// Records that a probe has shown the driver to be back. The answer of an ordinary call does not show it:
-    /// a call that was under way when the driver went away may be answered later than others.
+    /// a call that was running when the driver went away may be answered late.
     pub fn is_back(&self) {
         let mut gone = self.gone.lock();
         *gone = None;
@@ -112,7 +112,7 @@ impl Liveness {
         self.is_gone.load(Ordering::SeqCst)
     }
 
-    /// Returns the request in which the driver went away, if it has not answered since.
+    /// Returns the request that the driver did not survive, if it has not answered since.
     pub fn gone_since(&self) -> Option<String> {
         self.gone.lock().clone()
     }
@@ -137,7 +137,7 @@ impl Liveness {
         *state == State::Reachable && self.gone.lock().is_none()
     }
 
-    /// Whether the driver was given up.
+    /// Whether the driver counts as lost.
     pub fn is_lost(&self) -> bool {
         *self.state.lock() == State::Lost
     }

@@ -13,14 +13,14 @@ use cmi_driver::{
 pub struct MachineRequest {
     /// The machine's name.
     pub name: String,
-    /// The class that it is made from.
+    /// Its class.
     pub class: MachineClass,
     tag_path: JsonPointer,
 }
 
 impl MachineRequest {
-    /// Returns a machine of a cluster, made from the configuration's spec and credentials, with an identity
-    /// of its own.
+    /// Returns a machine of a cluster, made from the configuration's spec and credentials, with its own
+    /// identity.
     pub fn new(
         config: &Config,
         capabilities: &Capabilities,
@@ -53,7 +53,7 @@ impl MachineRequest {
         self
     }
 
-    /// Returns the request with a tag, which replaces the one of the same name.
+    /// Returns the request with this tag added or replaced.
     #[must_use]
     pub fn tagged(mut self, tag: &str, value: &str) -> Self {
         // If the place of the tags holds no object, the driver has to refuse the spec, not the suite.
@@ -95,8 +95,8 @@ impl MachineRequest {
         self
     }
 
-    /// Returns the request with the configuration's spec and the tags of this one: the same machine, whatever
-    /// was wrong with the spec of its create.
+    /// Returns the request with the configuration's spec and this request's tags: the same machine, without
+    /// the mistakes in the spec of its create.
     #[must_use]
     pub fn with_sample_spec(mut self, config: &Config) -> Self {
         let tags = self.class.provider_spec.get(&self.tag_path).cloned();
@@ -118,8 +118,8 @@ impl MachineRequest {
         self.changed(&change)
     }
 
-    /// Returns the request with this value in a place of the provider spec, in objects that are made where
-    /// there are none. The request stays as it is where the place lies in something else than an object.
+    /// Returns the request with this value at a place in the provider spec. Missing parent objects are added.
+    /// If a parent is not an object, the request is unchanged.
     #[must_use]
     pub fn with_value(mut self, place: &JsonPointer, value: Value) -> Self {
         let Some((key, parents)) = place.segments().split_last() else {
@@ -137,8 +137,8 @@ impl MachineRequest {
         self
     }
 
-    /// Returns the request with the name of a field in capitals, `REGION` in place of `region`, or the other
-    /// way round; none where there is no such field, or its name has no letters.
+    /// Returns the request with the name of a field in the other case, such as `REGION` instead of `region`.
+    /// `None` if the field is missing, or its name has no letters.
     #[must_use]
     pub fn in_other_case(mut self, place: &JsonPointer) -> Option<Self> {
         let (key, parents) = place.segments().split_last()?;
@@ -174,7 +174,7 @@ impl MachineRequest {
         self
     }
 
-    /// Returns a tag's value, or an empty text when there is none.
+    /// Returns a tag's value, or an empty text.
     pub fn tag(&self, tag: &str) -> String {
         self.class
             .provider_spec
@@ -191,7 +191,7 @@ impl MachineRequest {
     }
 }
 
-/// Returns a name in capitals or, if it is in capitals already, in small letters; none where neither changes
+/// Returns a name in upper case or, if it already is in upper case, in lower case; `None` if neither changes
 /// it.
 pub fn other_case(name: &str) -> Option<String> {
     [name.to_uppercase(), name.to_lowercase()]

@@ -1,4 +1,4 @@
-//! What a case can't run without.
+//! The requirements of a case.
 
 use std::fmt;
 
@@ -6,14 +6,14 @@ use super::config::Setting;
 use super::hooks::Hook;
 use cmi_driver::{Operation, tags};
 
-/// What a case can't run without.
+/// A requirement of a case. Without it, the case cannot run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// The driver offers this call.
     Call(Operation),
-    /// The back end can be made to do this.
+    /// A hook for the back end.
     Hook(Hook),
-    /// The configuration says this.
+    /// A setting of the configuration.
     Setting(Setting),
     /// The driver is a plugin behind an endpoint.
     Endpoint,
@@ -27,9 +27,9 @@ pub enum Need {
 const HOOK: &str = "hook ";
 
 impl Need {
-    /// Whether nothing stands in for the need with this name: without it, a rule was not tried in full,
-    /// although other cases have tried it. The effects of a hook show in no other way, nor does what a driver
-    /// makes of its own invalid specs.
+    /// Whether the need with this name has no substitute. Without such a need, a rule was not fully tried,
+    /// even if other cases have tried it. Nothing else shows the effects of a hook, or a driver's reaction to
+    /// its own invalid specs.
     pub fn has_no_substitute(name: &str) -> bool {
         let settings = [Setting::MandatoryFields, Setting::InvalidSpecs];
         name.starts_with(HOOK)

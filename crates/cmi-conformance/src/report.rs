@@ -39,7 +39,7 @@ pub enum Verdict {
     },
     /// The claim could not be tried here.
     Skipped {
-        /// The reason: what is missing.
+        /// The missing requirement.
         reason: String,
     },
     /// No case tests the rule.
@@ -62,10 +62,10 @@ pub struct CaseReport {
     /// The verdict.
     #[serde(flatten)]
     pub verdict: Verdict,
-    /// The hooks and settings for want of which the case was skipped, or tried less than it could.
+    /// The missing hooks and settings: without them, the case was skipped or tried less than it could.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
-    /// Observations that deserve a look and break no rule.
+    /// Suspicious observations that break no rule.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
     /// The time that the case took.
@@ -111,7 +111,7 @@ pub struct Report {
     pub layers: Vec<LayerReport>,
     /// VMs that could not be deleted.
     pub leftovers: Vec<Leftover>,
-    /// Each time that the driver went away in one of several requests.
+    /// Each outage that began during one of several requests.
     pub outages: Vec<Outage>,
     /// Whether the run was ended early.
     pub interrupted: bool,
@@ -123,12 +123,12 @@ pub struct Report {
     pub compliant: bool,
 }
 
-/// The circumstances of a run, besides its cases.
+/// The circumstances of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Circumstances {
     /// VMs that could not be deleted.
     pub leftovers: Vec<Leftover>,
-    /// Each time that the driver went away in one of several requests.
+    /// Each outage that began during one of several requests.
     pub outages: Vec<Outage>,
     /// Whether the run was ended early.
     pub interrupted: bool,
@@ -173,7 +173,7 @@ impl Verdict {
         matches!(self, Self::Inconclusive { .. })
     }
 
-    /// Returns the reason, when there is one.
+    /// Returns the reason, if any.
     pub fn reason(&self) -> Option<&str> {
         match self {
             Self::Passed => None,
@@ -348,8 +348,7 @@ fn caveats(cases: &[CaseReport], leftovers: &[Leftover], went_away: bool, interr
         .collect()
 }
 
-/// Returns why a rule that takes every one of its cases was not looked at in every place: one of them was not
-/// run.
+/// Returns why a rule that needs each of its cases was not fully tested: one of the cases did not run.
 fn unseen(rule: &Rule, cases: &[&CaseReport]) -> Option<String> {
     if rule.proof != Proof::EveryCase {
         return None;

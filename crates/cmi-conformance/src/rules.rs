@@ -1,12 +1,12 @@
 //! The rules: one row for each requirement on a driver or a plugin, with its proof.
 //!
-//! The ids are those of the requirements: DRV of the driver contract, OPS of its chapter on operation, CMI
-//! and PLG of the Common Machine Interface, INI and UPD of post-create initialization. CAP rows are this
-//! provider's own. Requirements on the caller have no row here.
+//! The ids are the requirements' ids: DRV of the driver contract, OPS of its chapter on operation, CMI and
+//! PLG of the Common Machine Interface, INI and UPD of post-create initialization. This provider adds the CAP
+//! rows. Requirements on the caller have no row here.
 
-/// A table of rules of a layer, one to a line: `"DRV-10" Must "the requirement";`. A line has `Should / Must`
-/// where this provider has a level of its own, `untested "why"` where no case proves the rule, and a final
-/// `, by_every_case` where none of its cases proves it alone. A prefix after the layer begins each id.
+/// A table of rules of a layer, one to a line: `"DRV-10" Must "the requirement";`. In `Should / Must`, the
+/// second level is this provider's. `untested "why"` marks a rule without a case that proves it. A final
+/// `by_every_case` marks a rule that none of its cases proves alone. A prefix after the layer begins each id.
 macro_rules! rules {
     ($layer:ident: $($rows:tt)*) => { rules!($layer "": $($rows)*) };
     ($layer:ident $prefix:literal:
@@ -70,7 +70,7 @@ pub enum Layer {
 }
 
 impl Layer {
-    /// Every layer; each builds on the one before.
+    /// Every layer; each builds on the previous.
     pub const ALL: [Self; 2] = [Self::Published, Self::Provider];
 }
 
@@ -99,8 +99,8 @@ pub enum Level {
 pub enum Proof {
     /// The cases that name its row.
     Cases,
-    /// All the cases that name its row, each of which looks where the others do not: the requirement holds
-    /// only once every one of them has passed.
+    /// All cases that name its row: each of them looks at another place, so the requirement holds only if all
+    /// have passed.
     EveryCase,
     /// No case proves it, for this reason.
     NotTested(&'static str),

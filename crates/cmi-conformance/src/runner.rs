@@ -30,15 +30,15 @@ use cmi_driver::{Capabilities, Status};
 
 /// The reason when the end of the run ended a case.
 const ENDED_EARLY: &str = "the run was ended early";
-/// The reason when the driver can't be reached any more.
+/// The reason when the driver has become unreachable.
 const LOST: &str = "the driver can't be reached any more";
-/// The interval between two looks for calls that take long.
+/// The interval between two checks for slow calls.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 /// The case that all others build upon.
 const FIRST: &str = "create-makes-a-vm";
-/// The time that a case has to report that the driver is gone, when that ends the run.
+/// How long a case may take to report that the driver is gone, when that ends the run.
 const LAST_WORDS: Duration = Duration::from_millis(200);
-/// The cases about a plugin's answers about itself. They need no VM, and may show why there is none.
+/// The cases about a plugin's description of itself. They need no VM, and may show why VMs are missing.
 const INTRODUCTION: [&str; 6] = [
     "info-names-the-driver",
     "info-has-a-host-name",
@@ -56,12 +56,12 @@ const CALLS_OF_A_PLUGIN: [&str; 4] = [
 ];
 /// The longest time for any of these calls.
 const INTRODUCED_WITHIN: Duration = Duration::from_secs(5);
-/// The time that a call under way has left when the run is stopped: the VM that it makes has to be known.
+/// How long a running call may take when the run is stopped: the VM that it creates must be known.
 const GRACE_PERIOD: Duration = Duration::from_secs(10);
 
 /// Receives the progress of a run.
 pub trait Progress: Send + Sync {
-    /// The run begins. At any time, the ledger has the VMs that the run may have made and not deleted yet.
+    /// The run starts. At any time, the ledger has the VMs that the run may have made and not deleted yet.
     fn begins(&self, _ledger: Arc<Ledger>) {}
 
     /// A call, or something else that a case waits for, takes long.
@@ -96,7 +96,7 @@ pub enum RunError {
         /// The reason why nothing tests it.
         reason: &'static str,
     },
-    /// The calls that may be made are not known without capabilities.
+    /// Without capabilities, the allowed calls are unknown.
     #[error("cannot get the capabilities of the driver")]
     Capabilities(#[source] Status),
 }
@@ -127,8 +127,8 @@ impl Selection {
         Ok(cases::all().filter(chosen).collect())
     }
 
-    /// Returns the rules in the report: every rule, or those that the chosen cases prove, and those that were
-    /// seen broken besides. The rules on every answer are part of each run.
+    /// Returns the rules in the report: every rule, or the rules that the chosen cases prove and all broken
+    /// rules. The rules on every answer are part of each run.
     fn rules(&self, chosen: &[&Case], violations: &[Violation]) -> Vec<&'static Rule> {
         let is_chosen = |id: &str| chosen.iter().any(|case| case.proves.contains(&id));
         let is_broken = |id: &str| violations.iter().any(|found| found.rules.contains(&id));
@@ -138,8 +138,8 @@ impl Selection {
     }
 }
 
-/// Runs the chosen cases and tests the rules. When `stop` is cancelled, running cases end where they are,
-/// and all that they made is deleted.
+/// Runs the chosen cases and tests the rules. When `stop` is cancelled, running cases stop, and all their VMs
+/// are deleted.
 ///
 /// # Errors
 /// [`RunError`] when nothing was run.
@@ -154,7 +154,7 @@ pub async fn run(
     let chosen = selection.cases()?;
     let (capabilities, refusal) = match target.driver.get_plugin_capabilities().await {
         Ok(declared) => (declared.capabilities, None),
-        // The faults of its answer have rows of their own.
+        // The faults in its declaration have their own rows.
         Err(status) if is_plugin(&target).await => (Capabilities::minimal().into(), Some(untaken(&status))),
         Err(status) => return Err(RunError::Capabilities(status)),
     };
@@ -253,8 +253,8 @@ pub async fn run(
     ))
 }
 
-/// Returns why all other cases would be inconclusive: a driver that makes no VM from the configuration would
-/// break every rule.
+/// Returns why all other cases would be inconclusive: a driver that creates no VM from the configuration
+/// would break every rule.
 fn hopeless(first: &CaseReport) -> Option<String> {
     let reason = first.verdict.is_failure().then(|| first.verdict.reason())??;
     Some(format!("all other cases require that `{FIRST}` passes: {reason}"))
@@ -301,8 +301,8 @@ fn cleanup(shared: &Shared) -> Cleanup<'_> {
     }
 }
 
-/// Runs a case in a task of its own, so that a panic ends nothing else, and deletes the VMs that the case
-/// made. A case that is known to be hopeless is not run.
+/// Runs a case in a separate task, so that a panic ends nothing else, and deletes the case's VMs. A case that
+/// is known to be hopeless is not run.
 async fn one(shared: Arc<Shared>, case: &'static Case, hopeless: Option<String>) -> Ended {
     let started = Instant::now();
     let test_context = TestContext::new(Arc::clone(&shared), case.name);
@@ -385,7 +385,7 @@ async fn guarded(
     tokio::select! {
         biased;
         () = shared.stop.cancelled() => {
-            // The case makes no further call, and ends by itself as soon as the call under way does.
+            // The case makes no further call, and ends as soon as its running call does.
             let grace_period = if shared.liveness.is_lost() {
                 LAST_WORDS
             } else {
@@ -417,7 +417,7 @@ async fn guarded(
 }
 
 /// Returns the verdict of a case that the end of the run cut short. If the driver ended the run, the case is
-/// inconclusive and not skipped, so that it is not passed over in silence.
+/// inconclusive and not skipped, so that the report shows it.
 fn ended_early(shared: &Shared, reason: Option<&str>) -> Verdict {
     if !shared.liveness.is_lost() {
         return Verdict::Skipped {
@@ -434,8 +434,7 @@ fn ended_early(shared: &Shared, reason: Option<&str>) -> Verdict {
 /// The reason why a case can't be run here.
 struct Lacking {
     reason: String,
-    /// The hooks and settings that would let the case run; none when it can't be run against this driver at
-    /// all.
+    /// The hooks and settings that would let the case run; empty if it cannot run against this driver at all.
     can_be_added: Vec<String>,
 }
 
@@ -477,7 +476,7 @@ fn missing(test_context: &TestContext, case: &Case) -> Option<Lacking> {
 }
 
 /// Returns why a need of the case contradicts this driver: two settings, or a setting and the driver's
-/// declaration, rule each other out, so that nothing follows for the rules.
+/// declaration, exclude each other, so nothing follows for the rules.
 fn contradiction(test_context: &TestContext, case: &Case) -> Option<String> {
     let (config, capabilities) = (test_context.config(), test_context.capabilities());
     case.needs.iter().find_map(|need| match need {
@@ -494,7 +493,7 @@ fn is_met(need: Need, test_context: &TestContext) -> bool {
         Need::Hook(hook) => test_context.has(hook),
         Need::Setting(setting) => test_context.config().says(setting),
         Need::Endpoint => test_context.target().wire().is_some(),
-        // If the hook can make a second VM, it shows whether the back end takes one.
+        // If the hook can make a second VM, it shows whether the back end accepts it.
         Need::SecondVm => !test_context.config().unique_names || test_context.has(Hook::Plant),
         Need::MachineTag => test_context.capabilities().adds_machine_tag(),
     }

@@ -5,12 +5,12 @@ use std::cell::OnceCell;
 
 use cmi_driver::secret_forms::{base64s, encodings, readings};
 
-/// The length of the shortest value that counts as a secret, whether it works or is refused. A shorter one
-/// may be found in any text: `expired` is in every message about credentials.
+/// The length of the shortest value that counts as a secret, whether it is valid or refused. Any text may
+/// contain a shorter value: `expired` is in every message about credentials.
 pub const MIN_SECRET: usize = 12;
 /// The shortest line of a longer secret that also counts as a secret.
 const MIN_LINE: usize = 20;
-/// The format of bootstrap data, which stands beside it.
+/// The format of bootstrap data, which is next to them in the secrets.
 const NO_SECRET: &[u8] = b"cloud-config";
 
 /// Whether a secret is distinct from other text.
@@ -21,9 +21,9 @@ pub fn is_long_enough(secret: &[u8]) -> bool {
 /// A text that is searched for secrets.
 pub struct Haystack<'a> {
     text: &'a str,
-    /// The text as it is, and decoded.
+    /// The original text, and its decoded forms.
     readings: Vec<Cow<'a, str>>,
-    /// The readings without white space. The text as it is has its place here only if it has white space.
+    /// The readings without white space. The original text is included only if it has white space.
     joined: OnceCell<Vec<String>>,
 }
 

@@ -32,8 +32,8 @@ impl Target {
         }
     }
 
-    /// Returns the target of a plugin: the client of its endpoint, a bare way to it for what the client would
-    /// hide, and what that client observes of its answers.
+    /// Returns the target of a plugin: the client of its endpoint, a bare connection that shows more than the
+    /// client, and the client's observations of the answers.
     pub fn plugin(
         name: impl Into<String>,
         driver: Arc<dyn Driver>,
@@ -53,7 +53,7 @@ impl Target {
         self.metadata.take()
     }
 
-    /// Returns the bare way to the plugin; none for a driver in this process.
+    /// Returns the bare connection to the plugin; `None` for a driver in this process.
     pub fn wire(&self) -> Option<&dyn Wire> {
         self.wire.as_deref()
     }

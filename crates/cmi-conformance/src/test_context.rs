@@ -1,4 +1,4 @@
-//! The context of a case: the driver, machines of a cluster of its own, and the hooks.
+//! The context of a case: the driver, machines of the case's cluster, and the hooks.
 
 mod calls;
 mod faults;
@@ -46,11 +46,11 @@ pub struct Shared {
     pub answer_checker: AnswerChecker,
     /// Whether the driver can still be reached.
     pub liveness: Liveness,
-    /// The calls that are under way.
+    /// The running calls.
     pub in_flight: Arc<InFlight>,
     /// The VMs that the run may have made.
     pub ledger: Arc<Ledger>,
-    /// The difference that makes a request conflict where no call shows VMs: it is found out once.
+    /// The difference that makes a request conflict if no call shows VMs. It is determined once.
     pub conflict: OnceCell<Conflict>,
     /// Cancelled when the run is to end early.
     pub stop: CancellationToken,
@@ -74,7 +74,7 @@ pub struct TestContext {
 }
 
 impl TestContext {
-    /// Returns the context of one case, with a cluster that no other case has.
+    /// Creates the context of one case, with a separate cluster.
     pub fn new(shared: Arc<Shared>, case: &str) -> Self {
         let cluster = format!("{}-{case}", shared.run);
         let tracker = Tracker::new(Arc::clone(&shared.ledger));
@@ -109,7 +109,7 @@ impl TestContext {
         self.shared.capabilities.supports(operation)
     }
 
-    /// Whether there is a hook.
+    /// Whether the hook is available.
     pub fn has(&self, hook: Hook) -> bool {
         self.shared.hooks.supports(hook)
     }
@@ -135,12 +135,12 @@ impl TestContext {
         &self.tracker
     }
 
-    /// Returns the observations that deserve a look and break no rule.
+    /// Returns the suspicious observations that break no rule.
     pub fn warnings(&self) -> Vec<String> {
         self.warnings.lock().clone()
     }
 
-    /// Records an observation that deserves a look and breaks no rule.
+    /// Records a suspicious observation that breaks no rule.
     pub fn warn(&self, message: impl Into<String>) {
         self.warnings.lock().push(message.into());
     }
@@ -152,12 +152,12 @@ impl TestContext {
         }
     }
 
-    /// Records that the case runs, but tries less than it could, and what has to be added.
+    /// Records that the case runs, but tries less than it could, and the missing need.
     pub fn goes_only_so_far_for_want_of(&self, what: impl Into<String>) {
         self.missing.lock().insert(what.into());
     }
 
-    /// Returns the settings without which the case has tried less than it could.
+    /// Returns the settings that would let the case try more.
     pub fn missing(&self) -> Vec<String> {
         self.missing.lock().iter().cloned().collect()
     }
@@ -170,8 +170,7 @@ impl TestContext {
         MachineRequest::new(config, capabilities, &self.cluster, &name, &self.canary())
     }
 
-    /// Returns the class of the configuration as it is, without tags, for questions before there is a
-    /// machine.
+    /// Returns the configuration's class, without tags, for requests before there is a machine.
     pub fn sample(&self) -> MachineClass {
         self.shared.config.class()
     }
@@ -193,18 +192,18 @@ impl TestContext {
         format!("c{hash:08x}")
     }
 
-    /// Records a machine that a call may make, so that it is deleted after the case, with credentials that
-    /// work.
+    /// Records a machine that a call may create, so that it is deleted after the case, with valid
+    /// credentials.
     pub fn track(&self, request: &MachineRequest) {
         self.tracker.record(&self.with_own_secrets(request));
     }
 
-    /// Records that a VM certainly exists, and what is known of it.
+    /// Records that a VM certainly exists, with its known attributes.
     fn made(&self, request: &MachineRequest, id: Option<ProviderId>, state: Option<LastKnownState>) {
         self.tracker.made(&self.with_own_secrets(request), id, state);
     }
 
-    /// Returns the calls of this case that are under way.
+    /// Returns the running calls of this case.
     pub fn in_flight(&self) -> Vec<Waiting> {
         self.shared.in_flight.of(&self.case)
     }
@@ -224,7 +223,7 @@ impl TestContext {
         request.clone().with_secrets(&self.shared.config.secrets)
     }
 
-    /// Returns where a secret came back so far, in this case or another.
+    /// Returns where a secret has leaked so far, in this case or another.
     pub fn leaks(&self) -> Vec<String> {
         let violations = self.shared.answer_checker.violations().into_iter();
         violations

@@ -1,4 +1,4 @@
-//! Every VM that a case may have made, so that nothing stays behind.
+//! Tracks every VM that a case may have made, so that none is left behind.
 
 use std::sync::Arc;
 
@@ -18,11 +18,11 @@ pub struct Tracker {
 /// A machine that may have a VM.
 #[derive(Clone, Debug)]
 pub struct Tracked {
-    /// The request that asked for the machine.
+    /// The request for the machine.
     pub request: MachineRequest,
-    /// Whether a create answered with the VM, so that a VM certainly existed.
+    /// Whether a create returned the VM, so that a VM certainly existed.
     pub was_made: bool,
-    /// The number of creates without an answer, which may still make the VM.
+    /// The number of creates without an answer, which may still create the VM.
     pub in_flight: usize,
     /// The last known id of the VM.
     pub id: Option<ProviderId>,
@@ -63,7 +63,7 @@ impl Tracker {
         }
     }
 
-    /// Records a machine. The caller does so before the call that may make it.
+    /// Records a machine. Must be called before the call that may create it.
     pub fn record(&self, request: &MachineRequest) {
         self.last(request, |_| ());
     }
@@ -97,12 +97,12 @@ impl Tracker {
         });
     }
 
-    /// Records that a VM certainly exists, and what is known of it.
+    /// Records that a VM certainly exists, with its known attributes.
     pub fn made(&self, request: &MachineRequest, id: Option<ProviderId>, state: Option<LastKnownState>) {
         self.last(request, |tracked| tracked.exists(id, state));
     }
 
-    /// Takes the machines that were tracked. From now on, the caller has to delete them.
+    /// Takes the tracked machines. The caller then has to delete them.
     pub fn take(&self) -> Vec<Tracked> {
         std::mem::take(&mut *self.tracked.lock())
     }

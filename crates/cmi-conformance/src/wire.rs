@@ -1,4 +1,4 @@
-//! Bare gRPC, which shows a case what a client would hide.
+//! Bare gRPC, which shows details that a client hides.
 
 #[cfg(test)]
 mod tests;
@@ -18,19 +18,19 @@ use tonic::body::Body;
 
 use super::answer::{CaseError, CaseResult};
 
-/// The call that shows whether a plugin is there.
+/// The call that shows whether a plugin is serving.
 pub const PROBE: &str = "/cmi.v1.Identity/Probe";
-/// The interval between two looks at a connection that is held.
+/// The polling interval for an open connection.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
-/// The number of bytes before a message, which say whether it is compressed, and its length.
+/// The length of a message's prefix: the compression flag and the length.
 const PREFIX: usize = 5;
 
-/// A way to a plugin that carries any bytes.
+/// A transport to a plugin that carries any bytes.
 #[async_trait]
 pub trait Wire: Send + Sync + 'static {
     /// Makes a unary call with this path, this message without its prefix, and this deadline, which is sent
-    /// to the plugin. Only the plugin enforces it: with a status, or with a reset of the stream, which then
-    /// counts as `DEADLINE_EXCEEDED`, as `CANCELLED` does.
+    /// to the plugin. Only the plugin enforces the deadline: with a status, or with a reset of the stream,
+    /// which then counts as `DEADLINE_EXCEEDED`, like `CANCELLED`.
     async fn call(
         &self,
         path: &str,
@@ -38,15 +38,15 @@ pub trait Wire: Send + Sync + 'static {
         deadline: Option<Duration>,
     ) -> anyhow::Result<RawResponse>;
 
-    /// Opens a connection and makes no call on it. The returned future ends when the other end has closed the
-    /// connection, as the end of a process does.
+    /// Opens a connection and makes no call on it. The returned future ends when the other end closes the
+    /// connection, for example because its process ends.
     async fn hold(&self) -> anyhow::Result<BoxFuture<'static, ()>>;
 }
 
 /// The answer of a plugin, byte for byte.
 #[derive(Clone, Debug, Default)]
 pub struct RawResponse {
-    /// `grpc-status`, as it was written; none when there was none.
+    /// `grpc-status`, unchanged; `None` if absent.
     pub code: Option<String>,
     /// `grpc-message`, as it was written.
     pub message: String,
@@ -54,15 +54,15 @@ pub struct RawResponse {
     pub has_details: bool,
     /// The values of all headers and trailers, as they were written.
     pub metadata: Vec<String>,
-    /// The message without its prefix; empty when there was none.
+    /// The message without its prefix; empty if absent.
     pub body: Bytes,
 }
 
-/// Makes a connection, and returns the URI that requests on it are for.
+/// Opens a connection, and returns the URI for its requests.
 pub type Connect =
     Box<dyn Fn() -> BoxFuture<'static, anyhow::Result<(SendRequest<Body>, Uri)>> + Send + Sync>;
 
-/// A wire with a connection of its own for every call: a plugin has to take many.
+/// A wire that opens a new connection for every call: a plugin has to take many.
 pub struct ConnectionWire(Connect);
 
 impl ConnectionWire {
@@ -124,7 +124,7 @@ async fn exchange(
 ) -> Result<RawResponse, hyper::Error> {
     let (head, body) = connection.send_request(request).await?.into_parts();
     let collected = body.collect().await?;
-    // An error may come without a body, with its trailers among the headers.
+    // An error may have no body, and then its trailers are among the headers.
     let trailers = collected.trailers().cloned().unwrap_or_default();
     let find = |name: &str| text(&trailers, name).or_else(|| text(&head.headers, name));
     let (code, message) = (find("grpc-status"), find("grpc-message").unwrap_or_default());
@@ -151,8 +151,8 @@ fn is_reset(error: &hyper::Error) -> bool {
 }
 
 impl RawResponse {
-    /// Returns the status that a client of gRPC gives to a stream that is reset when its deadline has passed.
-    /// grpc-go and grpc-java leave the status to the client then, and send a reset in its place.
+    /// Returns the status that a gRPC client gives to a stream that is reset at its deadline. grpc-go and
+    /// grpc-java then leave the status to the client, and send a reset instead.
     fn too_late() -> Self {
         Self {
             code: Some((tonic::Code::DeadlineExceeded as i32).to_string()),
@@ -183,7 +183,7 @@ pub struct RawAnswer {
     response: RawResponse,
 }
 
-/// Makes a call that has to end in a status (CMI-23).
+/// Makes a call that must end in a status (CMI-23).
 ///
 /// # Errors
 /// [`CaseError::Failed`] when the connection breaks, or there is no status.

@@ -1,14 +1,13 @@
-//! The table of driver calls, from which everything that is alike for all calls is generated.
+//! The table of driver calls. Code that is alike for all calls is generated from it.
 
-/// Hands a row for each call of [`Driver`](crate::Driver) that has a request to the macro `$callback`, behind
+/// Passes a row for each call of [`Driver`](crate::Driver) that has a request to the macro `$callback`, after
 /// `$arguments`. A new call is a method of the trait and a row here, in the order of a machine's life:
 ///
-/// * the documentation, the variant of [`Operation`](crate::Operation) and the name that the specifications
-///   use,
+/// * the documentation, the variant of [`Operation`](crate::Operation) and the name in the specifications,
 /// * the method, its request and its response,
 /// * `required`, or `optional` for a call that a driver declares in its capabilities,
 /// * `writes`, or `reads` for a call that changes no VM,
-/// * the path in the request to the class whose secrets come with it; empty for a request without a class.
+/// * the path in the request to the class whose secrets the call uses; empty for a request without a class.
 #[macro_export]
 macro_rules! for_each_call {
     ($($callback:ident)::+ $([$($arguments:tt)*])?) => {
@@ -58,7 +57,7 @@ macro_rules! for_each_call {
 }
 
 /// Implements [`Driver`](crate::Driver) for a type that treats all calls alike: each
-/// [`Request`](crate::Request) goes to the type's own method `call`. The braces hold the methods without a
+/// [`Request`](crate::Request) is passed to the type's method `call`. The braces hold the methods without a
 /// request.
 #[macro_export]
 macro_rules! forward_calls {

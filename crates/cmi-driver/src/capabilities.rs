@@ -1,4 +1,4 @@
-//! What a driver implements and how it behaves.
+//! A driver's declared calls and behaviour.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -40,7 +40,7 @@ impl JsonPointer {
         &self.0
     }
 
-    /// Whether `other` is this place or lies below it.
+    /// Whether `other` is this place or is below it.
     pub fn covers(&self, other: &Self) -> bool {
         other.0.starts_with(&self.0)
     }
@@ -72,12 +72,12 @@ impl fmt::Display for JsonPointer {
     }
 }
 
-/// What a driver implements and how it behaves.
+/// A driver's declared calls and behaviour.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Capabilities {
-    /// The optional calls that the driver implements; a call that is not named here is not made.
+    /// The implemented optional calls. Calls that are not in this set are not made.
     pub operations: BTreeSet<Operation>,
-    /// Whether a machine may ask for a failure domain (provider spec field `failureDomain`).
+    /// Whether a machine may request a failure domain (provider spec field `failureDomain`).
     pub zones: bool,
     /// How long after a change the back end may still answer with the state before it.
     pub consistency_window: Duration,
@@ -147,14 +147,13 @@ impl Capabilities {
 
     /// Whether [`super::Driver::update_machine`] adds the tag [`tags::MACHINE`] to a VM that lacks it.
     ///
-    /// `hot_updatable` has to name the tag itself: a driver that can change tags promises nothing about the
-    /// tag by which a VM is found. See [`super::UpdateMachineRequest`] for the rules that such a driver
-    /// keeps.
+    /// `hot_updatable` has to name the tag itself: VMs are found by this tag, so the ability to change other
+    /// tags promises nothing about it. See [`super::UpdateMachineRequest`] for the rules of such a driver.
     pub fn adds_machine_tag(&self) -> bool {
         self.supports(Operation::UpdateMachine) && self.hot_updatable.contains(&self.machine_tag_path())
     }
 
-    /// Checks a provider spec against the schema that the driver publishes, if there is one. Makes no call.
+    /// Checks a provider spec against the driver's schema, if it publishes one. Makes no call.
     ///
     /// # Errors
     /// INVALID_ARGUMENT with each invalid field and the reason.
@@ -164,8 +163,8 @@ impl Capabilities {
             .map_or(Ok(()), |schema| schema.check(spec))
     }
 
-    /// Why no machine can be made from a provider spec as its user wrote it, whatever VM exists: the spec has
-    /// a key that is reserved for the controller, or violates the schema.
+    /// Returns why no machine can be created from a user's provider spec, regardless of existing VMs: the
+    /// spec has a key that is reserved for the controller, or violates the schema.
     pub fn spec_error(&self, spec: &ProviderSpec) -> Option<String> {
         if let Err(reserved) = tags::check_free(spec, self) {
             return Some(reserved.to_string());

@@ -1,4 +1,4 @@
-//! Confines a panic to the call that it occurs in, without showing what the call was given.
+//! Confines a panic to its call, without showing the call's input.
 
 use std::panic::AssertUnwindSafe;
 

@@ -77,7 +77,7 @@ impl FromIterator<(String, SecretValue)> for Secrets {
 pub struct ProviderSpec(pub Map<String, Value>);
 
 impl ProviderSpec {
-    /// The value at a place, if there is one.
+    /// Returns the value at a place, if present.
     pub fn get(&self, place: &JsonPointer) -> Option<&Value> {
         let (first, rest) = place.segments().split_first()?;
         rest.iter().try_fold(self.0.get(first)?, |value, segment| {
@@ -85,7 +85,7 @@ impl ProviderSpec {
         })
     }
 
-    /// Removes these tags from the object that holds the tags, so that machines of one class are alike.
+    /// Removes these tags from the object that holds the tags, so that machines of one class are equal.
     pub fn remove_tags(&mut self, tag_path: &JsonPointer, names: &[&str]) {
         let Some((first, rest)) = tag_path.segments().split_first() else {
             return;
@@ -98,10 +98,10 @@ impl ProviderSpec {
         }
     }
 
-    /// Returns the object at a place, and makes it and its parents where they do not exist.
+    /// Returns the object at a place. Creates it and its parents if they do not exist.
     ///
     /// # Errors
-    /// The place of the value that prevents this because it is no object.
+    /// The place of the value that is not an object and so prevents this.
     pub fn object_at(&mut self, place: &JsonPointer) -> Result<&mut Map<String, Value>, String> {
         let mut object = &mut self.0;
         let mut walked = String::new();

@@ -66,9 +66,8 @@ impl Code {
         matches!(self, Self::Unavailable | Self::DeadlineExceeded)
     }
 
-    /// Whether the same call may succeed when it is repeated with nothing changed: it was cut off, or the
-    /// cause of its failure passes by itself. Any other code is the driver's decision about the request, or
-    /// about what it found.
+    /// Whether the same call may succeed when it is repeated unchanged: it was cut off, or the cause of its
+    /// failure is temporary. Any other code is the driver's decision about the request or about the VM.
     pub const fn is_transient(self) -> bool {
         match self {
             Self::Canceled | Self::Unknown | Self::DeadlineExceeded | Self::Aborted | Self::Unavailable => {
@@ -89,7 +88,7 @@ impl Code {
         }
     }
 
-    /// Whether a create that failed with this code is over: the driver decided against it, so that the back
+    /// Whether a create that failed with this code is over: the driver has decided against it, and the back
     /// end will not carry it out later. Any other code leaves that open.
     pub const fn is_final_for_create(self) -> bool {
         match self {

@@ -28,7 +28,7 @@ impl fmt::Display for ErrorChain<'_> {
 mod tests {
     use super::*;
 
-    /// What is reported of an attempt, and why it failed.
+    /// An error with a message and a source.
     #[derive(Debug, thiserror::Error)]
     #[error("{said}")]
     struct Failed<E: Error + 'static> {

@@ -1,23 +1,23 @@
-//! The contract between this provider and a virtual machine back end, in VM nouns.
+//! The contract between this provider and a virtual machine back end, in terms of VMs.
 //!
-//! Nothing here knows Kubernetes objects or gRPC. The calls and their
-//! meaning are those of the driver contract (create, delete, status, list, volume ids, class migration), of
-//! the Common Machine Interface (shut down, identity) and of post-create initialization (initialize, update).
+//! This crate does not know Kubernetes objects or gRPC. The calls and their meaning come from the driver
+//! contract (create, delete, status, list, volume ids, class migration), the Common Machine Interface (shut
+//! down, identity) and post-create initialization (initialize, update).
 //!
 //! # Guarantees a driver gives
-//! * A machine is found by its name **inside the cluster** that the tag `kubernetes.io/cluster` of
-//!   the provider spec names; no call ever touches a VM of another cluster, or one of the same name
-//!   with another identity tag.
-//! * Every call may be repeated, and may be dropped at any await point, without making a second VM.
+//! * A machine is found by its name **inside the cluster** that the tag `kubernetes.io/cluster` of the
+//!   provider spec names; no call ever touches a VM of another cluster, or a VM of the same name with another
+//!   identity tag.
+//! * Every call may be repeated, and may be dropped at any await point, without creating a second VM.
 //! * An error carries the code of the call's error table and a sentence for an operator, without secret
 //!   values.
-//! * A driver that takes credentials from the class's secrets uses no others in their place: a call that
-//!   comes without what it needs is answered UNAUTHENTICATED, never with what other credentials happen to
-//!   see. "There is no such VM" of another account would let a VM be forgotten.
+//! * A driver that takes credentials from the class's secrets uses no others instead. Without the credentials
+//!   that it needs, a call is answered UNAUTHENTICATED. Other credentials may belong to another account, and
+//!   its "there is no such VM" would make the provider forget a VM.
 //!
 //! # Assumptions a driver may make
 //! * Secrets hold the bootstrap data under [`USER_DATA`] and its format under [`USER_DATA_FORMAT`].
-//! * The provider spec is the JSON object of the user with tags and failure domain injected.
+//! * The provider spec is the user's JSON object with tags and failure domain injected.
 
 mod calls;
 mod capabilities;
@@ -51,17 +51,17 @@ pub use request::Request;
 pub use spec_schema::{InvalidSpecSchema, SpecSchema};
 pub use status::{ParseStatusError, Status};
 
-/// What a call answers: the response, or a [`Status`] that says what went wrong.
+/// The result of a call: the response, or a [`Status`] that describes the failure.
 pub type Result<T> = std::result::Result<T, Status>;
 
 /// A virtual machine back end.
 ///
-/// Create and delete are required; every other call has a default that answers UNIMPLEMENTED, which the
-/// controller takes as "use the fallback" (DRV-26, DRV-33, DRV-40, DRV-48). A driver declares in
-/// [`Capabilities`] what it implements, so that the caller needs no call in order to find out.
+/// Create and delete are required; every other call has a default that answers UNIMPLEMENTED, and the
+/// controller then uses its fallback (DRV-26, DRV-33, DRV-40, DRV-48). A driver declares its calls in
+/// [`Capabilities`], so the caller does not have to try them.
 #[async_trait]
 pub trait Driver: Send + Sync + 'static {
-    /// Counts how often the driver was lost and reached again, or was replaced on a connection that stayed:
+    /// Counts how often the driver was lost and reached again, or was replaced on the same connection. Then
     /// its earlier declarations may no longer be true. Makes no call. 0 before the first connection, and
     /// always for a driver in this process.
     fn connection_generation(&self) -> u64 {
@@ -71,36 +71,35 @@ pub trait Driver: Send + Sync + 'static {
     /// Name and version of the driver, for logs, metrics and `capcmi driver info`.
     async fn get_plugin_info(&self) -> Result<PluginInfo>;
 
-    /// What the driver implements and how it behaves. Constant during one [`Driver::connection_generation`],
-    /// which the answer names. A driver in this process answers its [`Capabilities`] with `into()`.
+    /// The declared calls and behaviour. Constant during the [`Driver::connection_generation`] in the answer.
+    /// A driver in this process converts its [`Capabilities`] with `into()`.
     async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities>;
 
-    /// Whether the driver itself can serve calls now. The driver need not look at its back end; a driver that
-    /// does answers FAILED_PRECONDITION while the back end is unreachable.
+    /// Whether the driver itself can serve calls now. The driver need not check its back end. If it does, it
+    /// answers FAILED_PRECONDITION while the back end is unreachable.
     async fn probe(&self) -> Result<Readiness>;
 
-    /// Makes sure, as far as that can be known beforehand, that this call would leave this process now. Makes
-    /// no call on the back end. The caller asks this before it writes what must not be written for a call
-    /// that is never sent.
+    /// Checks, as far as possible, that this call could leave this process now. Makes no call on the back
+    /// end. The caller checks this before it writes a record that would be wrong if the call were never sent.
     async fn prepare_call(&self, _operation: Operation) -> Result<()> {
         Ok(())
     }
 
-    /// Makes the VM of this name, or adopts the one that a lost call made before.
+    /// Creates the VM with this name, or adopts the VM of an earlier call whose answer was lost.
     ///
-    /// OK when a compatible VM of the same identity exists (DRV-10); ALREADY_EXISTS when the VM of this name
-    /// has other parameters or another identity (DRV-CR-06). Any error other than `Uninitialized` may or may
-    /// not have made the VM; only INVALID_ARGUMENT, ALREADY_EXISTS and OUT_OF_RANGE say that none was made,
-    /// and only the codes of [`Code::is_final_for_create`] that none will be made later.
+    /// OK when a compatible VM of the same identity exists (DRV-10); ALREADY_EXISTS when the VM with this
+    /// name has other parameters or another identity (DRV-CR-06). Any error other than `Uninitialized` may or
+    /// may not have created the VM. Only INVALID_ARGUMENT, ALREADY_EXISTS and OUT_OF_RANGE mean that no VM
+    /// was created, and only the codes of [`Code::is_final_for_create`] mean that none will be created later.
     async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine>;
 
-    /// Deletes the VM and what belongs to it; OK when there is none (DRV-19), UNAUTHENTICATED without the
-    /// credentials that it takes to see whether there is one.
+    /// Deletes the VM and its resources. OK when there is no VM (DRV-19); UNAUTHENTICATED without the
+    /// credentials that the driver needs to check for it.
     async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse>;
 
-    /// Reads the VM without changing anything (DRV-29). NOT_FOUND only when the back end confirmed that there
-    /// is none (DRV-30); `Uninitialized`, with the machine in [`Status::machine`], when it waits for
-    /// [`Driver::initialize_machine`] (INI-18). The class is the one that the create would have, without
+    /// Reads the VM without changing anything (DRV-29). NOT_FOUND only when the back end confirmed that the
+    /// VM does not exist (DRV-30); `Uninitialized`, with the machine in [`Status::machine`], when it waits
+    /// for [`Driver::initialize_machine`] (INI-18). The class is the class that a create would get, without
     /// bootstrap data.
     async fn get_machine_status(&self, _request: GetMachineStatusRequest) -> Result<Machine> {
         Err(Status::unimplemented(Operation::GetMachineStatus))
@@ -116,10 +115,10 @@ pub trait Driver: Send + Sync + 'static {
         Err(Status::unimplemented(Operation::InitializeMachine))
     }
 
-    /// Asks the guest to stop, before the VM is deleted. OK when it is stopped, or has accepted to stop
-    /// (CMI-127): whether it still runs is then what [`Machine::power_state`] says, where the driver
-    /// can tell. A driver that waits for the guest itself answers ABORTED while it is stopping. The VM
-    /// is still there afterwards.
+    /// Requests the guest to stop, before the VM is deleted. OK when the guest has stopped, or has accepted
+    /// to stop (CMI-127). In the second case, [`Machine::power_state`] tells whether it still runs, if the
+    /// driver knows. A driver that waits for the guest itself answers ABORTED while the guest is stopping.
+    /// The VM still exists afterwards.
     async fn shut_down_machine(&self, _request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
         Err(Status::unimplemented(Operation::ShutDownMachine))
     }
@@ -130,15 +129,14 @@ pub trait Driver: Send + Sync + 'static {
         Err(Status::unimplemented(Operation::UpdateMachine))
     }
 
-    /// Restarts a VM whose Node has stopped reporting, by force if need be: its guest may hang, so that
-    /// asking it is not enough. A VM that is off is switched on. OK when the back end has accepted the order;
-    /// the call does not wait for the guest to be up again. ABORTED while an earlier restart is under way
-    /// counts as OK.
+    /// Restarts a VM whose Node has stopped reporting, by force if necessary: its guest may hang and ignore
+    /// requests. Switches on a VM that is off. OK when the back end has accepted the order; the call does not
+    /// wait for the guest to be up again. ABORTED while an earlier restart is running counts as OK.
     ///
-    /// The VM is the same afterwards: its id, its Node's name, its tags and its disks stay; its addresses may
-    /// change. NOT_FOUND where no VM has this name and identity: the call creates none. A repeated call may
-    /// restart the VM once more, and does no other harm. UNAVAILABLE and a lost answer count as one of the
-    /// restarts that the remediation allows, unless the error is marked [`Status::with_no_side_effects`].
+    /// The VM stays the same: its id, its Node's name, its tags and its disks stay; its addresses may change.
+    /// NOT_FOUND when no VM has this name and identity: the call creates none. A repeated call may restart
+    /// the VM once more, and does no other harm. UNAVAILABLE and a lost answer count as one of the restarts
+    /// that the remediation allows, unless the error is marked [`Status::with_no_side_effects`].
     async fn restart_machine(&self, _request: RestartMachineRequest) -> Result<()> {
         Err(Status::unimplemented(Operation::RestartMachine))
     }
@@ -157,7 +155,7 @@ pub trait Driver: Send + Sync + 'static {
         Err(Status::unimplemented(Operation::GenerateMachineClassForMigration))
     }
 
-    /// Lists the failure domains that a machine of this class may ask for.
+    /// Lists the failure domains that a machine of this class may request.
     async fn list_zones(&self, _request: ListZonesRequest) -> Result<Vec<Zone>> {
         Err(Status::unimplemented(Operation::ListZones))
     }

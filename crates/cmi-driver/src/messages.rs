@@ -75,13 +75,13 @@ impl LastKnownState {
 }
 
 impl fmt::Debug for LastKnownState {
-    /// Shows only the size: the state may hold what should not be in a log.
+    /// Shows only the size: the state may hold sensitive data.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "LastKnownState({} bytes)", self.0.len())
     }
 }
 
-/// What an address is; the names are Cluster API's.
+/// The kind of an address, with Cluster API's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub enum AddressType {
     /// A name that resolves inside of the back end's network.
@@ -99,7 +99,7 @@ pub enum AddressType {
 /// One address of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Address {
-    /// What it is.
+    /// The kind of the address.
     #[serde(rename = "type")]
     pub kind: AddressType,
     /// 1–256 bytes.
@@ -110,15 +110,15 @@ named_enum! {
     /// Whether a VM runs.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
     pub enum PowerState {
-        /// On its way up.
+        /// Booting.
         Starting,
         /// On.
         Running,
-        /// On its way down.
+        /// Shutting down.
         Stopping,
         /// Off.
         Stopped,
-        /// The back end says that it will not run again.
+        /// The back end reports that it will not run again.
         Failed,
     }
 }
@@ -130,18 +130,18 @@ pub struct Machine {
     pub provider_id: ProviderId,
     /// The name its Node will have (DRV-14).
     pub node_name: String,
-    /// Its addresses, as far as they are known.
+    /// Its known addresses.
     pub addresses: Vec<Address>,
-    /// Whether it runs, when the driver knows.
+    /// Its power state, if the driver knows.
     pub power_state: Option<PowerState>,
-    /// Where it was placed, when the driver knows zones.
+    /// Its failure domain, if the driver knows zones.
     pub failure_domain: Option<String>,
     /// The state that the driver gets back with the next call.
     pub last_known_state: Option<LastKnownState>,
 }
 
 impl Machine {
-    /// A VM of which only the two names are known.
+    /// Creates a machine with only its two names.
     pub fn new(provider_id: ProviderId, node_name: impl Into<String>) -> Self {
         Self {
             provider_id,
@@ -159,7 +159,7 @@ impl Machine {
 pub struct MachineRef {
     /// Unique inside of the cluster that the class's tags name.
     pub name: String,
-    /// What its VM is made from; the secrets hold credentials, and for a create the bootstrap data.
+    /// The class of its VM. The secrets hold credentials and, for a create, the bootstrap data.
     pub class: MachineClass,
 }
 
@@ -173,7 +173,7 @@ impl MachineRef {
     }
 }
 
-/// Make a VM.
+/// Create a VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CreateMachineRequest {
     /// The machine that it is for.
@@ -185,7 +185,7 @@ pub struct CreateMachineRequest {
 /// Finish a VM that exists.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InitializeMachineRequest {
-    /// The machine that it was made for.
+    /// The VM's machine.
     pub machine: MachineRef,
     /// The id of the VM, when it is known.
     pub provider_id: Option<ProviderId>,
@@ -196,7 +196,7 @@ pub struct InitializeMachineRequest {
 /// Delete a VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeleteMachineRequest {
-    /// The machine that it was made for.
+    /// The VM's machine.
     pub machine: MachineRef,
     /// The id of the VM, when it is known.
     pub provider_id: Option<ProviderId>,
@@ -214,7 +214,7 @@ pub struct DeleteMachineResponse {
 /// Read a VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GetMachineStatusRequest {
-    /// The machine that it was made for.
+    /// The VM's machine.
     pub machine: MachineRef,
     /// The id of the VM, when it is known.
     pub provider_id: Option<ProviderId>,
@@ -234,17 +234,18 @@ pub struct ListedMachine {
     pub provider_id: ProviderId,
     /// The name it was created with; empty when the back end has lost it (DRV-36).
     pub machine_name: String,
-    /// The value of its tag [`super::tags::CLUSTER`], where the driver tells it.
+    /// The value of its tag [`super::tags::CLUSTER`], if the driver reports it.
     pub cluster_id: Option<String>,
-    /// The value of its tag [`super::tags::MACHINE`], where the driver tells it: which machine object the VM
-    /// was made for. Without it nothing proves whose VM it is, and an orphan is reported but never deleted.
+    /// The value of its tag [`super::tags::MACHINE`], if the driver reports it: the machine object that the
+    /// VM was created for. Without it, the owner of the VM is unknown, and an orphan is reported but never
+    /// deleted.
     pub machine_id: Option<String>,
-    /// When it was made, by the back end's clock, where the driver tells it.
+    /// Its creation time by the back end's clock, if the driver reports it.
     pub created_at: Option<Timestamp>,
 }
 
 impl ListedMachine {
-    /// A VM in a list of which only its id and the name it was created with are known.
+    /// Creates a listed VM with only its id and its machine name.
     pub fn new(provider_id: ProviderId, machine_name: impl Into<String>) -> Self {
         Self {
             provider_id,
@@ -259,7 +260,7 @@ impl ListedMachine {
 /// Stop the guest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShutDownMachineRequest {
-    /// The machine that it was made for.
+    /// The VM's machine.
     pub machine: MachineRef,
     /// The id of the VM, when it is known.
     pub provider_id: Option<ProviderId>,
@@ -276,13 +277,13 @@ pub struct ShutDownMachineResponse {
 
 /// Change hot-updatable fields of a VM (UPD-03).
 ///
-/// A VM may have been adopted without the tag [`tags::MACHINE`](crate::tags::MACHINE). Where the driver [can
-/// add it](crate::Capabilities::adds_machine_tag), the new spec has the tag and the last applied one has not.
-/// Until the update is answered with OK, calls about the VM come without the tag, even if the VM has it by
-/// then: without the tag, name, cluster and id identify the VM.
+/// A VM may have been adopted without the tag [`tags::MACHINE`](crate::tags::MACHINE). If the driver [can add
+/// it](crate::Capabilities::adds_machine_tag), the new spec has the tag and the last applied spec lacks it.
+/// Until the update is answered with OK, calls about the VM come without the tag, even if the VM already has
+/// it: without the tag, name, cluster and id identify the VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpdateMachineRequest {
-    /// The machine that it was made for, with the new spec.
+    /// The VM's machine, with the new spec.
     pub machine: MachineRef,
     /// The id of the VM.
     pub provider_id: ProviderId,
@@ -295,7 +296,7 @@ pub struct UpdateMachineRequest {
 /// Restart a VM that exists.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RestartMachineRequest {
-    /// The machine that it was made for.
+    /// The VM's machine.
     pub machine: MachineRef,
     /// The id of the VM.
     pub provider_id: ProviderId,
@@ -324,23 +325,23 @@ pub struct MachineClassKind {
 pub struct GenerateMachineClassForMigrationRequest {
     /// The object to read.
     pub provider_specific_machine_class: Map<String, Value>,
-    /// The class to fill; name and metadata stay as they are.
+    /// The class to fill; name and metadata are left unchanged.
     pub machine_class: Map<String, Value>,
-    /// What kind the object is of.
+    /// The kind of the object.
     pub class_kind: MachineClassKind,
 }
 
 /// Read the failure domains of a class.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ListZonesRequest {
-    /// What a machine would be made from, and credentials.
+    /// The class of a possible machine, and credentials.
     pub class: MachineClass,
 }
 
 /// Read the resources of one machine of a class.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DescribeClassRequest {
-    /// What a machine would be made from, and credentials.
+    /// The class of a possible machine, and credentials.
     pub class: MachineClass,
 }
 
@@ -351,7 +352,7 @@ pub struct PluginInfo {
     pub name: String,
     /// Semantic version by custom; opaque.
     pub version: String,
-    /// What else it says of itself.
+    /// Further properties that the plugin reports.
     pub manifest: BTreeMap<String, String>,
 }
 
@@ -380,11 +381,11 @@ impl Readiness {
 /// A failure domain of a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Zone {
-    /// What a Machine asks for, 1–256 bytes.
+    /// The name in a Machine's failure domain, 1–256 bytes.
     pub name: String,
     /// Whether control-plane machines may be placed there.
     pub control_plane: bool,
-    /// What else the back end says of it.
+    /// Further attributes that the back end reports.
     pub attributes: BTreeMap<String, String>,
 }
 

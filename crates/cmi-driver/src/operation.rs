@@ -43,7 +43,7 @@ macro_rules! operations {
                 }
             }
 
-            /// Whether every driver implements it, so that none declares it.
+            /// Whether every driver implements it. Such a call is never declared.
             pub const fn is_required(self) -> bool {
                 match self {
                     $(Self::$operation => is!(required: $need),)+

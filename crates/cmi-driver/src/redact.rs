@@ -18,7 +18,7 @@ use super::{Secrets, Status};
 
 /// The replacement for a secret.
 const REDACTED: &str = "[redacted]";
-/// The shortest text that counts as a secret: to remove a shorter one would garble the message.
+/// The shortest text that counts as a secret: removing shorter texts would garble the message.
 const MIN_SECRET: usize = 6;
 /// The shortest word that counts as a secret where no `:` or `=` marks it as a value.
 const MIN_WORD: usize = 8;
@@ -31,7 +31,7 @@ const LENIENT: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true)
         .with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
-/// Words that most bootstrap data contain, or the format that comes with them. They give no secret away.
+/// Words in most bootstrap data, and in their format. They reveal no secret.
 const PUBLIC: [&str; 8] = [
     "#cloud-config",
     "cloud-config",
@@ -48,10 +48,10 @@ impl Secrets {
     ///
     /// The search covers each value as a whole and line by line, and its encodings: base64, also within a
     /// longer base64 text, and its bytes as numbers. A driver may quote a part of a line, so the search also
-    /// covers words: from 8 bytes, and from 6 after `:` or `=`, where a value stands. Lines and words are
-    /// searched for in the text as it is, and without its percent-encoding, escapes and base64. Names of keys
-    /// and flags, and words of letters alone, stay in the text unless they are a value; such a value stays
-    /// within longer words. Otherwise the message would no longer explain the failure.
+    /// covers words: from 8 bytes, and from 6 after `:` or `=`, where values are. Lines and words are
+    /// searched for in the original text, and in the text without its percent-encoding, escapes and base64.
+    /// Names of keys and flags, and words of letters alone, stay in the text unless they are a value; such a
+    /// value stays within longer words. Otherwise the message would no longer explain the failure.
     pub fn redact(&self, text: &str) -> String {
         if self.iter().next().is_none() {
             return text.to_owned();
@@ -94,8 +94,7 @@ impl Secrets {
     }
 }
 
-/// The text without the secrets. Where a secret stands in percent-encoding or in escapes, the text is shown
-/// decoded, without the secret.
+/// Returns the text without the secrets. If a secret is percent-encoded or escaped, returns the decoded text.
 fn without(needles: &[Needle<'_>], text: &str) -> String {
     let remove = |text: &str| {
         let windows = Windows::of(text);
@@ -124,12 +123,12 @@ fn runs(text: &str) -> impl Iterator<Item = &str> {
         .filter(|run| run.len() >= MIN_BASE64)
 }
 
-/// The base64 readings of a run from every offset: letters of a path may stand before it.
+/// The base64 readings of a run from every offset: the letters of a path may precede it.
 fn decoded(run: &str) -> impl Iterator<Item = String> {
     let standard = run.replace('-', "+").replace('_', "/");
     (0..4).filter_map(move |skipped| {
         let letters = standard.get(skipped..)?;
-        // One letter is no byte.
+        // A single letter does not encode a byte.
         let whole = letters.len() - usize::from(letters.len() % 4 == 1);
         let bytes = LENIENT.decode(letters.get(..whole)?).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
@@ -142,8 +141,8 @@ fn decoded(run: &str) -> impl Iterator<Item = String> {
 struct ScrubbedSource(String);
 
 impl Status {
-    /// Removes the secrets of the request from the error: from its message and from the logged sources. This
-    /// has to come before anything is cut off: half of a secret is not found.
+    /// Removes the secrets of the request from the error: from its message and from the logged sources. Must
+    /// run before anything is cut off: the search does not find half of a secret.
     #[must_use]
     pub fn redacted(self, secrets: &Secrets) -> Self {
         let sources: Vec<String> = std::iter::successors(self.source(), |&source| source.source())
@@ -382,7 +381,7 @@ runcmd:
         }
     }
 
-    /// The value is longer than the message, and what is written of it is not.
+    /// The value is longer than the message, but its text without line ends is not.
     #[test]
     fn a_secret_with_many_line_ends_is_removed_from_a_short_message_in_every_encoding() {
         let bare = "magpie77";

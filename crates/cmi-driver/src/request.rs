@@ -9,7 +9,7 @@ pub trait Request: Send + Sync + Sized + 'static {
     /// The response of the call.
     type Response: Send + 'static;
 
-    /// The class in the request; none where the call needs no class.
+    /// The class in the request; `None` for a call without a class.
     fn class(&self) -> Option<&MachineClass>;
 
     /// Makes the call.

@@ -13,9 +13,9 @@ use super::{Code, ProviderSpec, Status};
 
 /// The most violations that one message lists.
 const MAX_LISTED: usize = 5;
-/// The most steps back that a pattern with look-around or back-references may take.
+/// The limit on backtracking of a pattern with look-around or back-references.
 const MAX_BACKTRACKS: usize = 20_000;
-/// The most bytes of a compiled pattern. There may be as many patterns as the bounds of a schema say.
+/// The most bytes of a compiled pattern. `bounds` limits the number of patterns.
 const MAX_PATTERN_SIZE: usize = 1024 * 1024;
 /// The most values of an enumeration that one message names.
 const MAX_VALUES: usize = 64;
@@ -33,7 +33,7 @@ pub struct SpecSchema {
 #[error("unsupported JSON schema: {0}")]
 pub struct InvalidSpecSchema(String);
 
-/// Schemas that a driver refers to are not fetched: a driver has no say in where this process connects to.
+/// Schemas that a driver refers to are not fetched: a driver must not choose where this process connects to.
 struct NothingIsFetched;
 
 impl Retrieve for NothingIsFetched {
@@ -104,8 +104,8 @@ fn compile(schema: &Value) -> Result<Validator, String> {
         .map_err(|error| error.to_string())
 }
 
-/// The message of a violation. For an enumeration that the user has to choose from, it names all values: the
-/// library hides those from the third on.
+/// Returns the message of a violation. For an enumeration, it lists all values: the library hides the third
+/// and later values.
 fn why(error: &ValidationError<'_>) -> String {
     let ValidationErrorKind::Enum { options } = error.kind() else {
         return error.to_string();

@@ -30,7 +30,7 @@ pub struct Status {
 pub struct ParseStatusError(String);
 
 impl Status {
-    /// An error of this code. A blank message is replaced by one that says so, since DRV-17 forbids it.
+    /// An error with this code. A blank message is replaced, since DRV-17 forbids it.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         let mut message = message.into();
         if message.trim().is_empty() {
@@ -70,7 +70,7 @@ impl Status {
         self
     }
 
-    /// Adds the time for which the driver asks not to be called.
+    /// Adds the delay that the driver requests before the next call.
     #[must_use]
     pub fn with_retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
@@ -78,22 +78,22 @@ impl Status {
     }
 
     /// Marks that the call never left this process: the driver has done nothing, and will do nothing. Only
-    /// the caller can know that; the answer of a driver or a plugin never carries this mark.
+    /// the caller can know that; a driver's or plugin's answer never carries this mark.
     #[must_use]
     pub fn with_never_sent(mut self) -> Self {
         self.never_sent = true;
         self
     }
 
-    /// Marks that the driver has begun nothing, and will carry nothing out. Whatever the code leaves open, a
-    /// create that failed with this mark makes no VM later, and a restart has restarted none.
+    /// Marks that the driver has begun nothing, and will not carry out the call later. Regardless of the
+    /// code, a create that failed with this mark creates no VM later, and a restart has not restarted the VM.
     #[must_use]
     pub fn with_no_side_effects(mut self) -> Self {
         self.no_side_effects = true;
         self
     }
 
-    /// Adds the error that led to this one.
+    /// Adds the error that caused this one.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Source>) -> Self {
         self.source = Some(source.into());
@@ -117,7 +117,7 @@ impl Status {
         &self.message
     }
 
-    /// Whether the driver gave no message, and this one was put in its place.
+    /// Whether the message replaces a missing message of the driver.
     pub fn has_default_message(&self) -> bool {
         self.message == no_message(self.code)
     }
@@ -137,12 +137,12 @@ impl Status {
         self.never_sent
     }
 
-    /// Whether the driver says that it has begun nothing.
+    /// Whether the driver reports that it has begun nothing.
     pub fn has_no_side_effects(&self) -> bool {
         self.no_side_effects
     }
 
-    /// The time for which the driver asks not to be called.
+    /// The delay that the driver requests before the next call.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }

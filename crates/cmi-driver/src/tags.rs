@@ -3,14 +3,14 @@
 
 use super::{Capabilities, ProviderSpec};
 
-/// Tag whose value is the cluster id: a driver acts on no VM that has another one (DRV-20, DRV-28).
+/// Tag with the cluster id: a driver never acts on a VM with another id (DRV-20, DRV-28).
 pub const CLUSTER: &str = "kubernetes.io/cluster";
-/// Tag whose value is `control-plane` or `node`.
+/// Tag with the role: `control-plane` or `node`.
 pub const ROLE: &str = "kubernetes.io/role";
-/// Tag whose value is the identity of one machine object: a VM of the same name with another value
-/// belongs to another machine.
+/// Tag with the identity of one machine object: a VM with the same name and another value belongs to another
+/// machine.
 pub const MACHINE: &str = "capcmi.io/machine";
-/// Field of the provider spec that holds the failure domain that a Machine asks for.
+/// Field of the provider spec with the failure domain that a Machine requests.
 pub const FAILURE_DOMAIN: &str = "failureDomain";
 
 /// The tags that the controller sets; a user's spec may not hold them.
@@ -25,7 +25,7 @@ pub enum ReservedKey {
     /// The user set a tag.
     #[error("providerSpec{pointer} has the reserved tag `{tag}`: remove it, the provider sets it")]
     Tag {
-        /// Where the tags stand.
+        /// The place of the tags.
         pointer: String,
         /// The tag.
         tag: &'static str,

@@ -1,5 +1,5 @@
-//! What the programs of plugins have in common: flags, times and signals. Behind the feature `cli`: a program
-//! that serves its driver in another way needs none of it.
+//! Flags, durations and signals for the programs of plugins. Behind the feature `cli`: a program that serves
+//! its driver in another way needs none of this.
 
 pub mod duration;
 mod server_args;

@@ -1,10 +1,10 @@
-//! The driver that calls a plugin: a process of its own, in any language, that serves the
-//! Common Machine Interface.
+//! The driver that calls a plugin: a separate process, in any language, that serves the Common Machine
+//! Interface.
 //!
 //! A call needs a session: a connection on which the plugin has declared its name and capabilities. A call
-//! that finds no session makes one, and calls that the plugin did not declare are not sent.
+//! without a session opens a new session. Undeclared calls are not sent.
 //!
-//! What ends a call decides what it means: see [`exchange`] and [`call_error`].
+//! The meaning of a failed call depends on how it ended: see [`exchange`] and [`call_error`].
 
 mod call_error;
 mod calls;
@@ -38,8 +38,8 @@ use cmi_driver::{Code, Operation, Result, Status};
 use session::Session;
 use target::Target;
 
-/// A session that is older is replaced by one with a new handshake: behind a proxy, the plugin
-/// may have been replaced unseen.
+/// The maximum age of a session before a new handshake: behind a proxy, the plugin may have been replaced
+/// without notice.
 const MAX_SESSION_AGE: Duration = Duration::from_mins(5);
 
 /// The driver that calls a plugin.
@@ -65,13 +65,13 @@ impl Deadlines {
     /// For a call that is not named.
     const OTHERS: Duration = Duration::from_mins(1);
 
-    /// The time after which the caller gives up, by call; a minute for one that is not named.
+    /// Creates the timeouts, by call. A call without an entry has a minute.
     pub fn new(timeouts: impl IntoIterator<Item = (Operation, Duration)>) -> Self {
         Self(timeouts.into_iter().collect())
     }
 
-    /// The deadline that the plugin gets: a little less, so that its own answer arrives while the caller
-    /// still waits.
+    /// Returns the plugin's timeout: a little shorter, so that its answer arrives while the caller still
+    /// waits.
     fn of(&self, operation: Operation) -> Duration {
         let timeout = self.0.get(&operation).copied().unwrap_or(Self::OTHERS);
         timeout.saturating_sub((timeout / 10).min(Duration::from_secs(1)))
@@ -121,7 +121,7 @@ impl GrpcDriver {
         Ok(read(&session))
     }
 
-    /// Makes a call that the plugin declared, before its deadline.
+    /// Makes a declared call, before its deadline.
     async fn call<Q: Rpc>(&self, request: Q) -> Result<Q::Response> {
         let operation = Q::OPERATION;
         let given = self.deadlines.of(operation);
@@ -141,7 +141,7 @@ impl GrpcDriver {
             .unwrap_or_else(|_elapsed| Err(too_late(operation, given)))
     }
 
-    /// A session on which the call may be made. Until there is one, nothing is sent.
+    /// Returns a session that allows the call. Until there is one, nothing is sent.
     async fn ready_session(
         &self,
         operation: Operation,

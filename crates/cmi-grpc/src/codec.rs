@@ -1,5 +1,5 @@
-//! Protobuf, with a bound on what a message grows to in memory: an empty element of a list takes two bytes on
-//! the wire and a hundred as a struct.
+//! Protobuf with a limit on a message's size in memory: an empty element of a list takes two bytes on the
+//! wire and a hundred as a struct.
 
 use std::marker::PhantomData;
 

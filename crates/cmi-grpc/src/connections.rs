@@ -1,7 +1,7 @@
-//! The connections of a server: how many there may be, and which one is evicted when there is one more.
+//! The connections of a server: limits their number, and chooses the connection to evict.
 //!
-//! An accept loop that waits for a free slot lets silent clients lock all others out. Here the newest
-//! connection is always taken; an old one makes room for it.
+//! An accept loop that waits for a free slot lets silent clients lock out all others. This server always
+//! accepts the newest connection and evicts an old one for it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -20,28 +20,29 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 /// The wait after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
-/// The open connections of one server. Clones are the same.
+/// The open connections of one server. Clones share the state.
 ///
 /// # Guarantees
 /// * Admitting a connection never waits for a client.
 /// * At most `most` connections are served, and at most as many again are being closed.
-/// * Of the connections that have made no request yet, and likewise of those that have, the peer address with
-///   the most loses its oldest. So a flood evicts itself, and a client with an address of its own stays.
-/// * Either kind has half of the places for itself: idle connections do not evict clients that work, and
-///   requests that take long leave room for new ones.
+/// * Connections that have made no request yet are one kind, connections that have made one are the other.
+///   Within each kind, the peer address with the most connections loses its oldest. So a flood evicts itself,
+///   and a client with another address stays.
+/// * Each kind has half of the places to itself: idle connections do not evict working clients, and long
+///   requests leave room for new connections.
 #[derive(Clone, Debug)]
 pub struct Connections(Arc<Shared>);
 
-/// Where a connection comes from.
+/// The origin of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Peer {
     /// This host, over a Unix socket.
     Local,
-    /// An address; of IPv6 the network, since one client has all its addresses.
+    /// An IPv4 address, or the network of an IPv6 address, since one client owns all addresses in it.
     Address(IpAddr),
 }
 
-/// A connection's place. Dropping it gives the place back, so that the connection has to be closed with it.
+/// A connection's place. Dropping it frees the place, so the connection has to be closed with it.
 #[derive(Debug)]
 pub struct Ticket {
     id: u64,
@@ -56,7 +57,7 @@ struct Shared {
     closed: Notify,
 }
 
-/// The table of connections. It decides which one to evict, and knows no sockets.
+/// The table of connections. It decides which connection to evict, and does not access sockets.
 #[derive(Debug, Default)]
 struct Table {
     /// The connections that are served.
@@ -72,7 +73,7 @@ struct Table {
 struct Entry {
     kind: Kind,
     peer: Peer,
-    /// When it came or made its last request, in ticks of the table's clock.
+    /// When it was opened or made its last request, in ticks of the table's clock.
     last: u64,
     evicted: CancellationToken,
 }
@@ -106,8 +107,8 @@ impl Connections {
         }))
     }
 
-    /// Takes a new connection. Where that is one too many, it evicts another one, and waits until that makes
-    /// room.
+    /// Admits a new connection. If the server is full, evicts another connection and waits until it is
+    /// closed.
     pub async fn admit(&self, peer: Peer) -> Ticket {
         let evicted = CancellationToken::new();
         let (id, is_full) = {
@@ -125,7 +126,7 @@ impl Connections {
             shared: Arc::clone(&self.0),
         };
         if is_full {
-            // Earlier connections are read before the next one comes, which may evict them.
+            // Lets the server read earlier connections before the next connection may evict them.
             tokio::task::yield_now().await;
             while self.0.table.lock().open > 2 * self.0.most {
                 self.0.closed.notified().await;
@@ -134,8 +135,8 @@ impl Connections {
         ticket
     }
 
-    /// To be called when accepting fails, as a rule for want of file descriptors: evicts a connection, and
-    /// waits a moment.
+    /// Must be called when accepting fails, usually because file descriptors ran out. Evicts a connection,
+    /// and waits a moment.
     pub async fn failed_to_accept(&self, error: &io::Error) {
         tracing::warn!(%error, "cannot accept a connection");
         self.0.table.lock().evict(self.0.most, None);
@@ -194,8 +195,9 @@ impl Table {
         }
     }
 
-    /// Evicts one connection: of the kind that has more than half of the places, from the peer with the most
-    /// connections of that kind, the one that was silent for longest. Never the newcomer.
+    /// Evicts one connection of the kind that has more than half of the places. Chooses the peer with the
+    /// most connections of that kind, and its connection that was silent for longest. Never evicts the
+    /// newcomer.
     fn evict(&mut self, most: usize, newcomer: Option<u64>) {
         let of_kind = |kind| self.served.values().filter(|entry| entry.kind == kind).count();
         let kind = if of_kind(Kind::Asked) > most / 2 || of_kind(Kind::Waiting) == 0 {
@@ -219,7 +221,7 @@ impl Table {
 }
 
 impl Ticket {
-    /// To be called when the connection makes a request.
+    /// Must be called when the connection makes a request.
     pub fn record_request(&self) {
         self.shared.table.lock().record_request(self.id);
     }
@@ -263,7 +265,7 @@ struct Preface {
 pub struct RequestRecorder(Weak<Ticket>);
 
 impl RequestRecorder {
-    /// To be called when the connection makes a request.
+    /// Must be called when the connection makes a request.
     pub fn record_request(&self) {
         if let Some(ticket) = self.0.upgrade() {
             ticket.record_request();
@@ -272,7 +274,7 @@ impl RequestRecorder {
 }
 
 impl<IO> Admitted<IO> {
-    /// A connection whose first bytes, of this number, have to come within this time.
+    /// Wraps a connection whose preface (a number of bytes) has to arrive within the given time.
     pub fn new(io: IO, ticket: Ticket, preface: (usize, Duration)) -> Self {
         let (bytes, within) = preface;
         Self {
@@ -426,7 +428,7 @@ mod tests {
         let connections = Connections::new(8);
         let working = admit_all(&connections, peer(1), 8).await;
         working.iter().for_each(Ticket::record_request);
-        // The first asks again, so that the second is idle for longest.
+        // The first makes another request, so the second is idle for longest.
         working[0].record_request();
         let new = admit_all(&connections, peer(2), 4).await;
         assert!(!new.iter().any(is_evicted));
@@ -434,7 +436,8 @@ mod tests {
         assert_eq!(evicted, [false, true, true, true, true, false, false, false]);
     }
 
-    /// However clients come, ask and go, the newcomer is served, and the bound is kept.
+    /// The newcomer is always served, and the limit holds, for any sequence of connects, requests and
+    /// disconnects.
     #[tokio::test]
     async fn the_bound_is_kept_whatever_clients_do() {
         let connections = Connections::new(5);
@@ -458,7 +461,7 @@ mod tests {
         assert_eq!(connections.0.table.lock().open, 0);
     }
 
-    /// File descriptors are bounded also while those that were evicted are being closed.
+    /// The number of file descriptors stays limited while evicted connections are being closed.
     #[tokio::test(start_paused = true)]
     async fn a_new_connection_waits_while_too_many_are_being_closed() {
         let connections = Connections::new(2);

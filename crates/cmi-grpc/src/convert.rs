@@ -1,10 +1,10 @@
-//! The driver's types and their messages, both ways, for client and server alike.
+//! Conversions between the driver's types and their messages, for client and server.
 //!
-//! Towards the wire nothing can go wrong: `From`. From the wire every rule that `proto/` has for a field is
-//! checked: `TryFrom` with a [`FieldError`], which is INVALID_ARGUMENT in a request and INTERNAL in a
-//! response. Unknown fields and unknown enum values are never an error.
+//! Writing a message cannot fail: `From`. Reading a message checks every rule that `proto/` has for a field:
+//! `TryFrom` with a [`FieldError`], which is INVALID_ARGUMENT in a request and INTERNAL in a response.
+//! Unknown fields and unknown enum values are never an error.
 //!
-//! Messages about a machine or a class are made of the same parts, which are written and read in one place.
+//! Messages about a machine or a class share the same parts, which are written and read in one place.
 
 mod capabilities;
 mod field;

@@ -1,13 +1,13 @@
-//! Where a plugin listens, as `CMI_ENDPOINT` says it (CMI-179).
+//! The endpoint of a plugin, in the format of `CMI_ENDPOINT` (CMI-179).
 
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where a plugin listens, and a client finds it.
+/// The address that a plugin listens on and a client connects to.
 ///
-/// The specification knows `tcp://`; `unix://` and `tls://` are extensions of ours (CMI-158).
+/// The specification defines `tcp://`; `unix://` and `tls://` are extensions of this project (CMI-158).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// `unix:///run/capcmi/driver.sock`: a socket in the file system, for a plugin on the same computer.
@@ -21,7 +21,7 @@ pub enum Endpoint {
 /// A host and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Authority {
-    /// A name or an IP address, an IPv6 one without brackets.
+    /// A name or an IP address; an IPv6 address without brackets.
     pub host: String,
     /// 0 lets a listener choose; a client can't use it.
     pub port: u16,
@@ -35,13 +35,13 @@ pub struct ParseEndpointError {
     problem: EndpointProblem,
 }
 
-/// What is wrong with an endpoint.
+/// The mistake in an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointProblem {
-    /// Nothing stands before `://`, or an unknown word.
+    /// The scheme before `://` is missing or unknown.
     #[error("start it with `tcp://`, `tls://` or `unix://`")]
     Scheme,
-    /// A socket's path is relative, or there is none.
+    /// A socket's path is relative or missing.
     #[error("the path of the socket must be absolute, such as `unix:///run/capcmi/driver.sock`")]
     Path,
     /// There is nothing before the port.
@@ -50,7 +50,7 @@ pub enum EndpointProblem {
     /// There is no port after the host.
     #[error("the port is missing or invalid, as in `tcp://127.0.0.1:8080`")]
     Port,
-    /// An address with colons stands without brackets.
+    /// An IPv6 address without brackets.
     #[error("put the IPv6 address in brackets, such as `tcp://[::1]:8080`")]
     Brackets,
     /// Something that is neither host nor port.

@@ -1,4 +1,4 @@
-//! The Common Machine Interface on the wire: protobuf, and what the driver's types are there.
+//! The Common Machine Interface on the wire: protobuf, and the conversions of the driver's types.
 
 #[cfg(feature = "cli")]
 pub mod cli;

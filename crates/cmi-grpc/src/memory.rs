@@ -9,18 +9,18 @@ use tokio::io::{DuplexStream, duplex};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-/// The number of bytes that may be on their way in one direction.
+/// The most buffered bytes in one direction.
 const BUFFER: usize = 64 * 1024;
 
 /// An address within the process. Clones are the same address.
 ///
-/// It is for tests on a paused clock of tokio. A runtime that waits for a socket counts as idle, so the clock
-/// would jump to the next timeout before the answer arrives.
+/// For tests on tokio's paused clock. A runtime that waits for a socket counts as idle, so the clock would
+/// jump to the next timeout before the answer arrives.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryAddress(Arc<Mutex<Option<mpsc::UnboundedSender<DuplexStream>>>>);
 
 impl MemoryAddress {
-    /// Returns the connections that are made to the address, in the place of any earlier listener.
+    /// Returns the connections to the address, and replaces any earlier listener.
     pub fn listen(&self) -> impl Stream<Item = DuplexStream> + Send + use<> {
         let (sender, receiver) = mpsc::unbounded_channel();
         *self.0.lock() = Some(sender);

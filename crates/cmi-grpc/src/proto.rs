@@ -1,4 +1,4 @@
-//! What is generated from `proto/`.
+//! Code generated from `proto/`.
 
 /// The published interface.
 pub mod cmi {

@@ -1,13 +1,13 @@
-//! What `Debug` shows of the requests that hold secrets: names and ids, and of the rest only how much there
-//! is (CMI-13, CMI-47). A message with a field `secrets` has no `Debug` of its own, so that one that is
-//! neither here nor made of the parts of `convert` does not compile.
+//! `Debug` for the requests that hold secrets: shows names and ids, and only the size of everything else
+//! (CMI-13, CMI-47). A message with a field `secrets` gets no derived `Debug`. So it does not compile unless
+//! it is implemented here or made of the parts of `convert`.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use super::proto::capcmi;
 
-/// Bytes of which only the number is shown.
+/// Bytes that are shown only as their number.
 pub(crate) struct Bytes(pub usize);
 
 impl fmt::Debug for Bytes {
@@ -16,7 +16,7 @@ impl fmt::Debug for Bytes {
     }
 }
 
-/// Secrets of which only the keys are shown.
+/// Secrets that are shown only as their keys.
 pub(crate) struct Keys<'a>(pub &'a HashMap<String, Vec<u8>>);
 
 impl fmt::Debug for Keys<'_> {
@@ -50,8 +50,8 @@ mod tests {
 
     const CANARY: &[u8] = b"canary-4711";
 
-    /// Checks how a request shows itself that holds the canary, and nothing else. What is told of the message
-    /// begins with its name, which is the answer.
+    /// Checks that a request with the canary shows the key and not the value. Returns the name of the
+    /// message, which is first in `told`.
     fn redacted<M: Message + Default + fmt::Debug>(
         told: &[&str],
         secrets: impl FnOnce(&mut M) -> &mut HashMap<String, Vec<u8>>,

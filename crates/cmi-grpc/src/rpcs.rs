@@ -3,13 +3,13 @@
 //!
 //! GetMachineStatus and ListMachines are not here. Each is an rpc of both services, and the client chooses.
 
-/// Hands a row for each rpc of `cmi.v1.Machine` to the macro `$callback`, behind `$arguments`:
+/// Passes a row for each rpc of `cmi.v1.Machine` to the macro `$callback`, after `$arguments`:
 ///
 /// * the driver's request,
-/// * the method and its message, with the fields of the driver's request that the message is made of; without
-///   fields, `convert` implements the conversion by hand,
-/// * the response, and how it is written: `plain`, `with_trailers`, or `empty` where it says nothing,
-/// * what declares it in the capabilities of the service.
+/// * the method, its message, and the fields of the driver's request in this message; without fields,
+///   `convert` implements the conversion by hand,
+/// * the response, and how it is written: `plain`, `with_trailers`, or `empty` for a response without fields,
+/// * the declaration in the capabilities of the service.
 #[macro_export]
 macro_rules! machine_rpcs {
     ($callback:ident [$($arguments:tt)*]) => {

@@ -1,8 +1,8 @@
 //! A driver as a plugin: the services of `proto/` on a socket, with health and reflection.
 //!
-//! The common duties of a plugin are here, once for every driver: requests are checked, undeclared calls are
-//! not made, a deadline or a client that goes away drops the driver's call, a panic becomes an answer, and a
-//! stop lets calls end.
+//! Implements the common duties of every plugin: requests are checked, and undeclared calls are not made. The
+//! driver's call is dropped at its deadline or when the client disconnects. A panic becomes an answer, and a
+//! stop lets running calls end.
 
 mod deadline;
 mod identity;
@@ -39,15 +39,14 @@ use cmi_driver::Driver;
 use deadline::DeadlineLayer;
 use plugin::Plugin;
 
-/// The interval of keep-alive questions to a silent client, so that the calls of a client that is gone are
-/// dropped.
+/// The interval of pings to a silent client, so that the calls of a vanished client are dropped.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
-/// The time for the answer to a keep-alive question.
+/// How long the answer to a ping may take.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long answers may take to leave, once every call has ended.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// Why serving ended before it was asked to.
+/// Why serving ended before `stop`.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// gRPC could not be served.
@@ -58,11 +57,11 @@ pub enum ServeError {
     Reflection(#[source] tonic_reflection::server::Error),
 }
 
-/// Serves the driver until `stop`. From then on no call is accepted, and running calls have the time `drain`
-/// to end; calls that are left are dropped, and answered with UNAVAILABLE.
+/// Serves the driver until `stop`. Then no further call is accepted, and running calls have the time `drain`
+/// to end. Calls that exceed it are dropped and answered with UNAVAILABLE.
 ///
 /// # Errors
-/// [`ServeError`] when serving ends by itself.
+/// [`ServeError`] when serving ends before `stop`.
 pub async fn serve(
     driver: Arc<dyn Driver>,
     listener: Listener,
@@ -82,10 +81,10 @@ pub async fn serve(
     }
 }
 
-/// Serves the driver on connections within the process, as [`serve`] does on those of a socket.
+/// Serves the driver on connections within the process, like [`serve`] on a socket.
 ///
 /// # Errors
-/// [`ServeError`] when serving ends by itself.
+/// [`ServeError`] when serving ends before `stop`.
 pub async fn serve_in_memory(
     driver: Arc<dyn Driver>,
     connections: impl Stream<Item = DuplexStream>,

@@ -1,9 +1,9 @@
-//! Errors on the wire, and the trailing metadata for what gRPC has no fields for.
+//! Errors on the wire, and the trailing metadata for information without a field in gRPC.
 //!
-//! The keys and what they mean stand at the top of `proto/capcmi/v1/capcmi.proto`, and so does what goes
-//! first when there is no room for all. Towards the wire all of it together stays below what every gRPC
-//! library takes by default, so that an error never costs the stream. From the wire everything is optional
-//! and may be garbage: what can't be used is ignored, and the code and message are kept.
+//! `proto/capcmi/v1/capcmi.proto` describes at its top the keys, their meaning, and which of them are dropped
+//! first when there is no room for all. When sent, all of the metadata stays below the default limit of every
+//! gRPC library, so that an error never costs the stream. When received, every key is optional and may be
+//! garbage: unusable values are ignored, and the code and message are kept.
 
 use std::time::Duration;
 
@@ -17,26 +17,26 @@ use cmi_driver::{Code, LastKnownState, Machine, ProviderId, Status};
 pub const MACHINE_CODE: &str = "capcmi-machine-code";
 /// The state that the plugin gets back with the next call on the machine.
 pub const LAST_KNOWN_STATE: &str = "capcmi-last-known-state-bin";
-/// The machine that comes with an error, or what a response of `cmi.v1` has no room for.
+/// The machine of an error, or the fields of a machine that a response of `cmi.v1` lacks.
 pub const RESPONSE: &str = "capcmi-response-bin";
-/// The time in milliseconds for which the plugin asks not to be called.
+/// The delay in milliseconds that the plugin requests before the next call.
 pub const RETRY_AFTER: &str = "capcmi-retry-after-ms";
 /// Whether the plugin has begun nothing: `true`.
 pub const NOTHING_BEGUN: &str = "capcmi-nothing-begun";
 
-/// The most bytes of all headers of an answer, as HTTP/2 counts them: what gRPC's C core, which is Python's,
-/// Ruby's and C++'s, and gRPC for Java take by default.
+/// The most bytes of all headers of an answer, as HTTP/2 counts them. This is the default limit of gRPC for
+/// Java and of gRPC's C core (Python, Ruby, C++).
 pub const MAX_METADATA: usize = 8 * 1024;
-/// Of these, for `:status`, `content-type`, `date`, `grpc-status` and the name of `grpc-message`, which are
-/// 256, and for what a proxy adds.
+/// The share of `:status`, `content-type`, `date`, `grpc-status` and the name of `grpc-message`, which take
+/// 256 bytes, and of the headers that a proxy adds.
 const FOR_OTHERS: usize = 384;
-/// What HTTP/2 counts for a header besides its name and its value.
+/// The overhead that HTTP/2 counts for a header, in addition to its name and its value.
 const PER_HEADER: usize = 32;
 /// The most bytes of the machine in [`RESPONSE`] that are read.
 const MAX_RESPONSE: usize = 6 * 1024;
-/// What [`RESPONSE`] takes at most with nothing in it but an id, a name and a power state.
+/// The size of [`RESPONSE`] with only an id, a name and a power state.
 const NAMES: usize = RESPONSE.len() + PER_HEADER + base64_len(ProviderId::MAX_BYTES + 253 + 16);
-/// The most bytes of a message as a header, where a byte takes up to three.
+/// The most bytes of a message in the header, which takes up to three bytes for each.
 const MAX_MESSAGE: usize = 2 * 1024;
 /// The value of a flag that is set.
 const YES: &str = "true";
@@ -124,12 +124,12 @@ pub fn to_grpc(status: &Status) -> tonic::Status {
     tonic::Status::with_metadata(canonical(status.code()), message, outgoing.metadata)
 }
 
-/// Reads the error that a plugin answered, or that gRPC met on the way.
+/// Reads an error from a plugin or from gRPC itself.
 ///
 /// NOT_FOUND beside a machine contradicts itself. Believed, it would lead to a second VM, so it is INTERNAL.
 ///
-/// The message is as long as it came, which the headers of an answer bound: the caller that shows it removes
-/// secrets first (OPS-11), and would not find half of one.
+/// The message is not cut; the limit on headers bounds it. The caller removes secrets before it shows the
+/// message (OPS-11), and would not find half of a secret.
 pub fn from_grpc(status: tonic::Status) -> Status {
     let metadata = status.metadata();
     let code = text(metadata, MACHINE_CODE)
@@ -180,7 +180,7 @@ pub fn beside(machine: Machine) -> MetadataMap {
     outgoing.metadata
 }
 
-/// The machine of a response with what the metadata next to its OK says besides.
+/// Completes the machine of a response with the metadata of its OK.
 ///
 /// Metadata about another machine is ignored.
 pub fn completed(machine: Machine, metadata: &MetadataMap) -> Machine {
@@ -230,8 +230,8 @@ fn milliseconds(text: &str) -> Option<Duration> {
     millis.map(Duration::from_millis)
 }
 
-/// The message, or so much of it as there is room for. It does not end within a word: the client looks for
-/// secrets in it, and would not find half of one.
+/// Returns as much of the message as fits. Does not cut within a word: the client searches the message for
+/// secrets, and would not find half of one.
 fn cut(message: &str, most: usize) -> String {
     let mut room = most;
     for (at, c) in message.char_indices() {
@@ -246,12 +246,12 @@ fn cut(message: &str, most: usize) -> String {
     message.to_owned()
 }
 
-/// How many bytes so many take in base64 without padding.
+/// Returns the length of this many bytes in base64 without padding.
 const fn base64_len(bytes: usize) -> usize {
     (bytes * 4).div_ceil(3)
 }
 
-/// How many bytes a character takes at most in `grpc-message`, which is percent-encoded.
+/// Returns the most bytes that a character takes in the percent-encoded `grpc-message`.
 fn size_in_header(c: char) -> usize {
     if c.is_ascii_alphanumeric() {
         1
@@ -260,17 +260,17 @@ fn size_in_header(c: char) -> usize {
     }
 }
 
-/// The canonical code that stands for a machine code.
+/// Returns the canonical code for a machine code.
 fn canonical(code: Code) -> tonic::Code {
     match code {
-        // The VM exists and has to become something else before it can be used.
+        // The VM exists, but must be initialized before it can be used.
         Code::Uninitialized => tonic::Code::FailedPrecondition,
         code => tonic::Code::from_i32(code.number().into()),
     }
 }
 
-/// The machine code of a canonical one. tonic reads numbers that it does not know as UNKNOWN, and an error
-/// that says OK says nothing.
+/// Returns the machine code for a canonical code. tonic reads unknown numbers as UNKNOWN, and an error with
+/// OK is meaningless.
 fn machine_code(code: tonic::Code) -> Code {
     let number = u8::try_from(i32::from(code)).unwrap_or_default();
     Code::try_from(number).unwrap_or(Code::Unknown)

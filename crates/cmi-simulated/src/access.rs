@@ -1,4 +1,4 @@
-//! What each token may do.
+//! The permissions of tokens.
 
 use secrecy::{ExposeSecret as _, SecretString};
 

@@ -1,7 +1,7 @@
-//! Every call: in memory for tests in the process, as JSON lines for tests outside of it.
+//! The log of calls: in memory for tests in the process, as JSON lines for tests in another process.
 //!
-//! A call writes a line when it starts and one when it ends, each with a single write, so that a test may
-//! wait for a line and kill the process at that point. No line holds a secret.
+//! A call writes one line when it starts and another when it ends, each with a single write. A test may wait
+//! for a line and kill the process at that point. No line holds a secret.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -24,7 +24,7 @@ const OK: &str = "OK";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CallLine {
-    /// Number of the call in its process, from 1; start and end have the same.
+    /// Number of the call in its process, from 1; start and end share it.
     pub call: u64,
     /// The process.
     pub pid: u32,
@@ -32,11 +32,11 @@ pub struct CallLine {
     pub at: Instant,
     /// Whether the call starts or ends.
     pub phase: Phase,
-    /// Which call.
+    /// The operation of the call.
     pub operation: Operation,
     /// The machine's name; empty when the call is about none.
     pub machine: String,
-    /// The cluster of the class's tags; empty when there is none.
+    /// The cluster of the class's tags; empty without a cluster.
     pub cluster: String,
     /// How it ended: `OK`, or the name of the code; `Canceled` also when the caller dropped the
     /// call. None at the start.
@@ -56,12 +56,12 @@ pub enum Phase {
     Ended,
 }
 
-/// What a call is about.
+/// The subject of a call.
 #[derive(Clone, Debug, Default)]
 pub struct Subject {
     /// The machine's name; empty when the call is about none.
     pub machine: String,
-    /// The cluster of the class's tags; empty when there is none.
+    /// The cluster of the class's tags; empty without a cluster.
     pub cluster: String,
     /// The LastKnownState that came with the request.
     pub last_known_state: Option<LastKnownState>,
@@ -90,10 +90,10 @@ pub struct OpenCall {
 }
 
 impl CallLog {
-    /// A log that is also appended to a file, if one is named.
+    /// Creates a log, which is also appended to a file if one is given.
     ///
     /// # Errors
-    /// When the file can't be opened.
+    /// The file cannot be opened.
     pub fn new(path: Option<&Path>, clock: Arc<dyn Clock>) -> std::io::Result<Self> {
         let open = |path| {
             OpenOptions::new()

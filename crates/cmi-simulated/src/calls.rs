@@ -55,8 +55,8 @@ impl SimulatedDriver {
             .collect()
     }
 
-    /// Orders the deletion and waits for the VM to be gone; ABORTED when that takes too long. A call that is
-    /// dropped here leaves the deletion ordered, and a repeat waits for the same one (DRV-21, DRV-23).
+    /// Orders the deletion and waits until the VM is gone; ABORTED when that takes too long. A dropped call
+    /// leaves the deletion ordered, and a repeat waits for the same deletion (DRV-21, DRV-23).
     async fn delete(&self, selector: &VmSelector) -> Result<DeleteMachineResponse> {
         let takes = Duration::from_secs_f64(self.config.delete_seconds);
         let deadline = tokio::time::Instant::now() + Duration::from_secs_f64(self.config.delete_wait_seconds);
@@ -75,7 +75,7 @@ impl SimulatedDriver {
                 let what = format!("the VM of machine `{}` is being deleted", selector.name);
                 return Err(commands::pending(&what, left));
             }
-            // Timers do not follow the wall clock to the millisecond, so the time may have to come twice.
+            // Timers differ from the wall clock by up to a millisecond, so the loop may wait twice.
             let wake = tokio::time::Instant::now() + left.max(Duration::from_millis(1));
             tokio::time::sleep_until(wake.min(deadline)).await;
         }

@@ -1,4 +1,4 @@
-//! What a call is about, and whether it may be made.
+//! Determines the subject of a call, and checks whether the call is allowed.
 
 use serde_json::Value;
 
@@ -34,7 +34,7 @@ impl Call {
         }
     }
 
-    /// A call about a machine. What it is about is known before it is checked, for faults and the log.
+    /// A call about a machine. Its subject is known before it is checked, for faults and the log.
     pub(super) fn of_machine(
         operation: Operation,
         MachineRef { name, class }: &MachineRef,

@@ -1,4 +1,4 @@
-//! What time it is in the cloud.
+//! The time in the cloud.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -21,7 +21,7 @@ impl Instant {
         self.0
     }
 
-    /// The same as the calendar has it; nothing where the calendar ends before.
+    /// The time as a calendar timestamp; `None` beyond the calendar's range.
     pub fn timestamp(self) -> Option<jiff::Timestamp> {
         jiff::Timestamp::from_millisecond(i64::try_from(self.0).ok()?).ok()
     }
@@ -41,7 +41,7 @@ impl Instant {
     }
 }
 
-/// Tells the time of the cloud.
+/// The clock of the cloud.
 pub trait Clock: Send + Sync + 'static {
     /// Now.
     fn now(&self) -> Instant;
@@ -58,7 +58,7 @@ impl Clock for WallClock {
     }
 }
 
-/// Follows the timers of tokio from the wall time at which it was made: in a test with paused time, boot,
+/// Follows the timers of tokio, starting at the wall time of its creation. In a test with paused time, boot,
 /// deletion and latency pass without waiting.
 #[derive(Clone, Copy, Debug)]
 pub struct TimerClock {

@@ -1,4 +1,4 @@
-//! The state of the cloud: what the events so far add up to. No I/O, no timers; the time is passed in.
+//! The state of the cloud: the sum of the events so far. No I/O, no timers; the time is passed in.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
@@ -52,7 +52,7 @@ pub enum Event {
         /// All labels that it has now.
         labels: BTreeMap<String, String>,
     },
-    /// A VM without an identity got one.
+    /// A VM without an identity received one.
     MachineTagSet {
         /// Which VM.
         id: VmId,
@@ -66,11 +66,11 @@ pub enum Event {
         /// Its condition now.
         condition: Condition,
     },
-    /// A VM that was ordered comes into being only later, or, if it was to come later, now.
+    /// The creation of an ordered VM is delayed, or ends now if it was delayed before.
     Deferred {
         /// Which VM.
         id: VmId,
-        /// Until when there is none.
+        /// The time when it comes into being.
         until: Instant,
     },
     /// A VM is gone without an order to delete it.
@@ -85,19 +85,19 @@ pub enum Event {
     },
     /// The capacity of a pool was changed; it replaces that of every configuration.
     CapacitySet {
-        /// Which pool.
+        /// The pool.
         pool: String,
         /// The most VMs.
         capacity: u32,
     },
 }
 
-/// An event and when it happened: one line of the journal.
+/// An event with its time: one line of the journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     /// When.
     pub at: Instant,
-    /// What.
+    /// The event.
     pub event: Event,
 }
 
@@ -109,13 +109,13 @@ pub struct Cloud {
     pools: HashMap<String, PoolUse>,
     departures: BinaryHeap<Reverse<(Instant, VmId)>>,
     gone: HashMap<VmId, Instant>,
-    /// What was ordered and is not there yet.
+    /// VMs that are ordered but do not exist yet.
     deferred: Vec<(Instant, Vm)>,
     quota: Quota,
     mutations: u64,
 }
 
-/// The most VMs, as far as the console has said.
+/// The quota of the console.
 #[derive(Clone, Copy, Debug, Default)]
 enum Quota {
     #[default]
@@ -124,7 +124,7 @@ enum Quota {
     Set(u32),
 }
 
-/// What is taken of a pool.
+/// The used part of a pool.
 #[derive(Debug, Default)]
 struct PoolUse {
     zones: HashMap<Option<String>, u32>,
@@ -202,7 +202,7 @@ impl Cloud {
             .unwrap_or(0)
     }
 
-    /// The quota: what the console set, else what is configured.
+    /// The quota: the console's if set, else the configured one.
     pub fn quota(&self, configured: Option<u32>) -> Option<u32> {
         match self.quota {
             Quota::AsConfigured => configured,
@@ -211,7 +211,7 @@ impl Cloud {
         }
     }
 
-    /// The capacity of a pool: what the console set, else what is configured.
+    /// The capacity of a pool: the console's if set, else the configured one.
     pub fn capacity(&self, pool: &str, configured: u32) -> u32 {
         self.pools
             .get(pool)
@@ -219,7 +219,7 @@ impl Cloud {
             .unwrap_or(configured)
     }
 
-    /// An address that no VM of the pool has: one that was never used as long as there is one.
+    /// Returns an address that no VM of the pool has, preferably an unused one.
     pub fn free_address(&self, pool: &str, subnet: Subnet) -> Option<Ipv4Addr> {
         let Some(used) = self.pools.get(pool) else {
             return subnet.host(0);
@@ -231,7 +231,7 @@ impl Cloud {
         subnet.host(next).or_else(|| used.returned.first().copied())
     }
 
-    /// Lets the time pass: VMs whose time has come are there, or gone.
+    /// Advances the time: VMs come into being or disappear when they are due.
     pub fn advance(&mut self, now: Instant) {
         for (_, vm) in self
             .deferred
@@ -256,7 +256,7 @@ impl Cloud {
     /// Adds an event. Events about a VM that is gone change nothing.
     pub fn apply(&mut self, entry: Entry) {
         self.mutations += 1;
-        // A journal that is read later: what is deleted has come before.
+        // In a replayed journal, deletions that were due earlier come first.
         self.advance(entry.at);
         match entry.event {
             Event::Ordered(vm) => self.add(*vm),

@@ -1,5 +1,4 @@
-//! What the cloud decides when it is asked for something: from the state and the time
-//! to events and an answer.
+//! The cloud's decisions about requests: from the state and the time to events and an answer.
 
 use super::clock::Instant;
 use super::cloud::{Cloud, Event};
@@ -11,9 +10,9 @@ use cmi_driver::{Code, Machine, Operation, Result, Status, tags};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Which VM is meant: name, cluster and identity have to fit, so another machine's VM is never
-/// touched (DRV-20, DRV-28). A caller that names no identity means the VM of the id that it gives, whatever
-/// identity that has got since; without an id, the one that has no identity.
+/// Selects a VM. Name, cluster and identity have to fit, so another machine's VM is never touched (DRV-20,
+/// DRV-28). A caller that names no identity selects the VM with its id, even if the VM has an identity by
+/// now. Without an id, it selects the VM without an identity.
 #[derive(Clone, Debug)]
 pub struct VmSelector {
     /// The machine's name.
@@ -26,12 +25,12 @@ pub struct VmSelector {
     pub id: Option<VmId>,
 }
 
-/// What a VM is to be made from besides its spec.
+/// The inputs of a create in addition to the spec.
 #[derive(Clone, Debug)]
 pub struct Bootstrap {
     /// The user data.
     pub user_data: UserData,
-    /// Its format, when the caller said.
+    /// Its format, if the caller gave one.
     pub format: Option<String>,
 }
 
@@ -42,7 +41,7 @@ impl VmSelector {
             .filter(|vm| vm.machine() == self.machine || self.machine.is_empty() && self.id == Some(vm.id))
     }
 
-    /// What is to be updated: a VM without an identity gets the caller's.
+    /// Returns the VM to update. A VM without an identity gets the caller's.
     fn to_update<'a>(&'a self, cloud: &'a Cloud, config: &SimulatedConfig) -> Result<&'a Vm> {
         let unidentified = cloud
             .named(&self.cluster, &self.name)
@@ -57,7 +56,7 @@ impl VmSelector {
         Ok(vm)
     }
 
-    /// The one VM that can be worked with.
+    /// Returns the only VM, if it is not locked.
     fn one<'a>(&'a self, cloud: &'a Cloud) -> Result<&'a Vm> {
         let vm = self.only(self.vms(cloud))?;
         not_locked(vm)?;
@@ -94,7 +93,7 @@ impl VmSelector {
     }
 }
 
-/// Makes a VM or adopts the one that is there (DRV-10, DRV-12).
+/// Creates a VM or adopts the existing one (DRV-10, DRV-12).
 pub fn create(
     cloud: &Cloud,
     now: Instant,
@@ -117,7 +116,7 @@ pub fn create(
         .deferred(&selector.cluster, &selector.name)
         .find(|vm| vm.machine() == selector.machine)
     {
-        // The repeat of a create that is not carried out yet: it is the same VM, and it is there when this is
+        // This repeats a create that is not carried out yet. The VM is the same, and exists when this call is
         // answered.
         return Ok(Decision {
             events: vec![Event::Deferred {
@@ -161,9 +160,9 @@ fn adopt(vm: &Vm, now: Instant, spec: &VmSpec, wanted: Wanted<'_>) -> Result<Mac
     }
 }
 
-/// The first field in which a VM is not what a spec asks for. Labels and the source/destination check can be
-/// changed, so they make no other VM; user data differs from try to try. That the identity fits is what the
-/// VM was found by.
+/// Returns the first field that differs between a VM and a spec. Ignores labels and the source/destination
+/// check, which can be changed, and user data, which differs between attempts. The identity fits already: it
+/// was used to find the VM.
 fn difference(vm: &Vm, spec: &VmSpec, root_fs_gb: Option<u32>) -> Option<&'static str> {
     [
         (spec::VM_POOL, vm.pool == spec.pool),
@@ -179,7 +178,7 @@ fn difference(vm: &Vm, spec: &VmSpec, root_fs_gb: Option<u32>) -> Option<&'stati
     .find_map(|(field, same)| (!same).then_some(field))
 }
 
-/// The tags besides the identity.
+/// Returns the tags except for the identity.
 fn others(all: &BTreeMap<String, String>) -> impl Iterator<Item = (&String, &String)> {
     all.iter().filter(|(name, _)| *name != tags::MACHINE)
 }
@@ -267,7 +266,7 @@ pub fn is_visible(vm: &Vm, now: Instant, config: &SimulatedConfig) -> bool {
         .after(Duration::from_secs_f64(config.hide_new_seconds))
 }
 
-/// Switches the check to what the spec asks for (INI-22).
+/// Sets the source/destination check as in the spec (INI-22).
 pub fn initialize(
     cloud: &Cloud,
     now: Instant,
@@ -307,7 +306,7 @@ pub fn delete(
     Ok(Decision { events, answer: gone })
 }
 
-/// Whether nothing is left of what [`delete`] deletes.
+/// Whether [`delete`] has nothing left to delete.
 pub fn is_gone(cloud: &Cloud, selector: &VmSelector) -> bool {
     selector.vms(cloud).next().is_none()
 }
@@ -334,7 +333,7 @@ pub fn shut_down(
     })
 }
 
-/// Restarts a VM, whatever its guest does; one that is off is switched on. The VM stays the same.
+/// Restarts a VM in any state of its guest, or switches it on if it is off. The VM stays the same.
 pub fn restart(
     cloud: &Cloud,
     now: Instant,
@@ -361,8 +360,8 @@ fn boot_time(id: VmId, config: &SimulatedConfig) -> Duration {
     Duration::from_secs_f64(config.boot_seconds + config.boot_jitter_seconds * id.share())
 }
 
-/// Replaces the labels, and adds the identity that is missing (CAP-18). What the VM really has counts, not
-/// what was applied before, so that an update that was half done and is taken back leaves nothing (UPD-03).
+/// Replaces the labels, and adds a missing identity (CAP-18). Compares with the VM's real state, not with the
+/// last applied spec, so that a reverted half update leaves nothing behind (UPD-03).
 pub fn update(
     cloud: &Cloud,
     now: Instant,
@@ -399,7 +398,7 @@ pub fn update(
     })
 }
 
-/// The machine of a selector, if there is exactly one: it goes along with an error.
+/// Returns the machine of a selector, if there is exactly one, to attach it to an error.
 pub fn machine(cloud: &Cloud, now: Instant, selector: &VmSelector) -> Option<Machine> {
     selector
         .only(selector.vms(cloud))
@@ -407,7 +406,7 @@ pub fn machine(cloud: &Cloud, now: Instant, selector: &VmSelector) -> Option<Mac
         .and_then(|vm| vm.describe(now).ok())
 }
 
-/// Lets the VMs of a selector come into being only later.
+/// Delays the creation of the selected VMs.
 pub fn defer(cloud: &Cloud, selector: &VmSelector, until: Instant) -> Decision<()> {
     Decision {
         events: selector
@@ -435,7 +434,7 @@ pub fn labels(cloud: &Cloud, selector: &VmSelector) -> BTreeMap<VmId, BTreeMap<S
     vms.map(|vm| (vm.id, vm.labels.clone())).collect()
 }
 
-/// Takes back what has become of the labels of the VMs of a selector, but for the first that has changed.
+/// Reverts the label changes of the selected VMs, except for the first changed label.
 pub fn take_half_back(
     cloud: &Cloud,
     selector: &VmSelector,
@@ -460,7 +459,7 @@ pub fn take_half_back(
     }
 }
 
-/// The VM in the terms of the contract; INTERNAL when the cloud made an id that is none (DRV-CR-13).
+/// Returns the VM in the terms of the contract; INTERNAL if its id is invalid (DRV-CR-13).
 fn described(vm: &Vm, now: Instant) -> Result<Machine> {
     vm.describe(now).map_err(|error| {
         Status::new(
@@ -498,7 +497,7 @@ fn not_deleted(vm: &Vm, now: Instant) -> Result<()> {
     ))
 }
 
-/// ABORTED: something is under way that will take this much longer.
+/// ABORTED: an operation is running and takes this much longer.
 pub fn pending(what: &str, wait: Duration) -> Status {
     Status::new(
         Code::Aborted,

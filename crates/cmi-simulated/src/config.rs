@@ -1,4 +1,4 @@
-//! What a simulated cloud is made of.
+//! The configuration of a simulated cloud.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use super::faults::Fault;
 use super::subnet::Subnet;
 use cmi_driver::{Operation, is_dns_label};
 
-/// Longest time that any field takes, seconds: one day.
+/// The limit on the durations in the configuration, seconds: one day.
 const MAX_SECONDS: f64 = 86_400.0;
 
 /// Configuration of the simulated driver. Every field has a default: `{}` is a cloud of three zones,
@@ -36,7 +36,7 @@ pub struct SimulatedConfig {
     /// From the order of a VM until its guest runs, seconds. Default: 2.
     #[garde(range(min = 0.0, max = MAX_SECONDS))]
     pub boot_seconds: f64,
-    /// What the boot takes longer at most, seconds; evenly spread. Default: 1.
+    /// The longest additional boot time, seconds; uniformly distributed. Default: 1.
     #[garde(range(min = 0.0, max = MAX_SECONDS))]
     pub boot_jitter_seconds: f64,
     /// From the order to stop until the guest is stopped, seconds. Default: 1.
@@ -46,8 +46,8 @@ pub struct SimulatedConfig {
     /// stopped. Default: false.
     #[garde(skip)]
     pub accepts_shut_down: bool,
-    /// UpdateMachine gives a VM that was adopted without the tag `capcmi.io/machine` this tag, and
-    /// `hot_updatable` says so. Default: false.
+    /// UpdateMachine adds the tag `capcmi.io/machine` to an adopted VM that lacks it, and `hot_updatable`
+    /// lists the tag. Default: false.
     #[garde(skip)]
     pub adds_machine_tag: bool,
     /// From the order to delete until the VM is gone, seconds. Default: 1.
@@ -59,29 +59,29 @@ pub struct SimulatedConfig {
     /// The consistency window that the driver declares, seconds. Default: 0.
     #[garde(range(min = 0.0, max = MAX_SECONDS))]
     pub consistency_window_seconds: f64,
-    /// How long a new VM is missing from GetMachineStatus and ListMachines, seconds, at
-    /// most `consistencyWindowSeconds`. CreateMachine knows it at once, as clouds with
-    /// client tokens do. Default: 0.
+    /// How long a new VM is missing from GetMachineStatus and ListMachines, seconds, at most
+    /// `consistencyWindowSeconds`. CreateMachine finds it immediately, as in clouds with client tokens.
+    /// Default: 0.
     #[garde(range(min = 0.0, max = self.consistency_window_seconds))]
     pub hide_new_seconds: f64,
     /// How long every call takes, milliseconds. Default: 0.
     #[garde(range(max = 86_400_000))]
     pub latency_ms: u64,
-    /// File in which the cloud lives on, shared by every process that names it; it holds user data and has
-    /// mode 0600. Default: none, the cloud ends with the process.
+    /// File that persists the cloud, shared by every process that names it. It holds user data and has mode
+    /// 0600. Default: not set, the cloud ends with the process.
     #[garde(skip)]
     pub state_file: Option<PathBuf>,
-    /// File to which every call is appended as JSON lines. Default: none.
+    /// The file for the log of calls, as JSON lines. Default: not set.
     #[garde(skip)]
     pub call_log: Option<PathBuf>,
-    /// What goes wrong. Default: nothing.
+    /// The faults. Default: none.
     #[garde(dive)]
     pub faults: Vec<Fault>,
-    /// File with a list of further faults, JSON or YAML, read again whenever it changes; they come before
-    /// `faults`. It does not have to exist. Default: none.
+    /// File with a list of further faults, JSON or YAML, read again whenever it changes; they precede
+    /// `faults`. It need not exist. Default: not set.
     #[garde(skip)]
     pub faults_file: Option<PathBuf>,
-    /// The tokens that are known, in the secret key `token`. Default: none is asked for.
+    /// The valid tokens, for the secret key `token`. Default: none is required.
     #[garde(dive)]
     pub credentials: Option<Credentials>,
     /// Optional calls that the driver does not offer. Default: none.
@@ -104,7 +104,7 @@ pub struct Pool {
     pub zones: Option<BTreeSet<String>>,
 }
 
-/// What a VM of a size has.
+/// A size: the resources of its VMs.
 #[derive(Clone, Debug, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Size {
@@ -127,7 +127,7 @@ pub struct Size {
     pub default_root_fs_gb: Option<u32>,
 }
 
-/// The tokens that the cloud knows.
+/// The valid tokens of the cloud.
 #[derive(Clone, Debug, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Credentials {
@@ -218,10 +218,10 @@ impl Default for SimulatedConfig {
 }
 
 impl SimulatedConfig {
-    /// Checks what the types do not say.
+    /// Checks the rules that the types cannot express.
     ///
     /// # Errors
-    /// Every field that is wrong, by its path.
+    /// Every wrong field, by its path.
     pub fn check(&self) -> anyhow::Result<()> {
         self.validate()
             .map_err(|report| anyhow::anyhow!("the configuration of the simulated driver: {report}"))?;
@@ -238,7 +238,7 @@ impl SimulatedConfig {
         Ok(())
     }
 
-    /// The zones of a pool; none when the cloud has no zones.
+    /// Returns the zones of a pool; empty if the cloud has no zones.
     pub fn zones_of<'a>(&'a self, pool: &'a Pool) -> &'a BTreeSet<String> {
         pool.zones.as_ref().unwrap_or(&self.zones)
     }

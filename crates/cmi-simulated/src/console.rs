@@ -1,4 +1,4 @@
-//! The cloud's console: changes to the cloud that do not come from the driver.
+//! The cloud's console: changes to the cloud from outside the driver.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::journal::{Decision, Journal, JournalError};
 use super::vm::{Condition, UserData, Vm, VmId};
 use cmi_driver::{Status, tags};
 
-/// Changes the cloud from outside of the driver, in this process or, through the state file, in another one.
+/// Changes the cloud from outside the driver, in this process or, through the state file, in another process.
 #[derive(Clone)]
 pub struct CloudConsole {
     journal: Journal,
@@ -21,17 +21,17 @@ pub struct CloudConsole {
 pub struct PlantedVm {
     /// Its name; empty when the cloud has lost it (DRV-36).
     pub name: String,
-    /// All its tags: they say which machine it belongs to.
+    /// All its tags: they name the machine that it belongs to.
     pub tags: BTreeMap<String, String>,
     /// The pool that it takes a place of; it has no address.
     pub pool: String,
-    /// Its size; empty when that is none of the configuration.
+    /// Its size; empty if the configuration lacks it.
     pub size: String,
     /// Its root file system, GB.
     pub root_fs_gb: u32,
     /// The zone that it is in.
     pub zone: Option<String>,
-    /// What it boots with.
+    /// The bootstrap data.
     pub user_data: Vec<u8>,
 }
 
@@ -56,10 +56,10 @@ impl PlantedVm {
 }
 
 impl CloudConsole {
-    /// The console of the cloud of a state file, which is made when there is none.
+    /// Opens the console of a cloud, and creates its state file if missing.
     ///
     /// # Errors
-    /// When the file can't be used.
+    /// The file cannot be used.
     pub fn open(state_file: &Path) -> Result<Self, JournalError> {
         Ok(Self::of(Journal::open(state_file, Arc::new(WallClock))?))
     }
@@ -76,10 +76,10 @@ impl CloudConsole {
         Self { journal }
     }
 
-    /// Lets `question` look at the cloud as it is now.
+    /// Passes the current cloud to `question`.
     ///
     /// # Errors
-    /// When the state file can't be read.
+    /// The state file cannot be read.
     pub fn look<T>(&self, question: impl FnOnce(&Cloud, Instant) -> T) -> Result<T, JournalError> {
         self.journal.read(question)
     }
@@ -102,10 +102,10 @@ impl CloudConsole {
         self.look(|cloud, _| cloud.mutations())
     }
 
-    /// Puts a VM there, running; gives its provider id. Quota and capacity are not asked.
+    /// Adds a running VM, and returns its provider id. Ignores quota and capacity.
     ///
     /// # Errors
-    /// When the state file can't be written.
+    /// The state file cannot be written.
     pub fn plant(&self, planted: PlantedVm) -> Result<String, Status> {
         self.journal.change(|_, now| {
             let vm = Vm {
@@ -135,10 +135,10 @@ impl CloudConsole {
         })
     }
 
-    /// Lets a VM be gone at once, without an order.
+    /// Removes a VM immediately, without an order to delete it.
     ///
     /// # Errors
-    /// When the state file can't be written.
+    /// The state file cannot be written.
     pub fn vanish(&self, id: VmId) -> Result<(), Status> {
         self.happen(Event::Vanished { id })
     }
@@ -151,26 +151,26 @@ impl CloudConsole {
         self.happen(Event::ConditionSet { id, condition })
     }
 
-    /// Switches the source/destination check, which takes a VM's initialization back or does it (INI-23).
+    /// Sets the source/destination check, which undoes or replaces a VM's initialization (INI-23).
     ///
     /// # Errors
-    /// When the state file can't be written.
+    /// The state file cannot be written.
     pub fn set_source_dest_check(&self, id: VmId, on: bool) -> Result<(), Status> {
         self.happen(Event::SourceDestCheckSet { id, on })
     }
 
-    /// Sets the most VMs there may be, in place of what is configured; none lifts the quota.
+    /// Overrides the configured quota of VMs; `None` lifts it.
     ///
     /// # Errors
-    /// When the state file can't be written.
+    /// The state file cannot be written.
     pub fn set_quota(&self, quota: Option<u32>) -> Result<(), Status> {
         self.happen(Event::QuotaSet { quota })
     }
 
-    /// Sets the most VMs of a pool, in place of what is configured; 0 makes it full.
+    /// Overrides the configured capacity of a pool; 0 makes it full.
     ///
     /// # Errors
-    /// When the state file can't be written.
+    /// The state file cannot be written.
     pub fn set_capacity(&self, pool: &str, capacity: u32) -> Result<(), Status> {
         self.happen(Event::CapacitySet {
             pool: pool.to_owned(),

@@ -1,4 +1,4 @@
-//! What goes wrong, and when.
+//! Faults, and when they occur.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 use cmi_driver::{Code, LastKnownState, Operation, Status};
 
-/// Something that goes wrong. Of several that fit a call, the first that is not used up happens.
+/// A fault. If several match a call, the first that is not used up occurs.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[garde(custom(does_something))]
@@ -18,8 +18,8 @@ pub struct Fault {
     /// The call it happens to. Default: every call but Probe, GetPluginInfo and GetPluginCapabilities.
     #[garde(skip)]
     pub operation: Option<Operation>,
-    /// The names of the machines it happens to; `*` stands for any text. Calls without a machine have the
-    /// empty name. Default: every machine.
+    /// The names of the affected machines; `*` stands for any text. Calls without a machine have the empty
+    /// name. Default: every machine.
     #[garde(skip)]
     pub machine: Option<String>,
     /// How many calls that fit go well before it happens. Default: 0.
@@ -44,33 +44,32 @@ pub struct Fault {
     #[serde(default, deserialize_with = "code")]
     #[garde(skip)]
     pub lose_response: Option<Code>,
-    /// The code that is answered after a part of the work was done: of the labels that change, the first by
-    /// name has its new value. It has to name `operation: UpdateMachine`. Default: none.
+    /// The code of a half update: of the changed labels, only the first by name has its new value. Requires
+    /// `operation: UpdateMachine`. Default: none.
     #[serde(default, deserialize_with = "code")]
     #[garde(skip)]
     pub half: Option<Code>,
-    /// The back end makes the VM so much later, milliseconds, whatever has become of the call and of the
-    /// process by then; it has to name `operation: CreateMachine`. Default: at once.
+    /// Milliseconds until the back end creates the VM, even if the call or the process has ended by then.
+    /// Requires `operation: CreateMachine`. Default: 0.
     #[garde(range(max = 86_400_000))]
     pub carry_out_after_ms: Option<u64>,
-    /// The machine's VM vanishes after the work was done, and the call answers as if nothing
-    /// were wrong. Where `machine` is named, a ListMachines fits as well, which no longer shows the VM: so it
-    /// vanishes while nothing else is asked about it. Default: false.
+    /// The machine's VM vanishes after the call, and the call answers as if nothing were wrong. If `machine`
+    /// is set, the fault also matches a ListMachines, which then no longer shows the VM: so a VM can vanish
+    /// without another call about it. Default: false.
     #[serde(default)]
     #[garde(skip)]
     pub vanish: bool,
-    /// Probe says that the driver has not finished starting; it has to name
-    /// `operation: Probe`. Default: false.
+    /// Probe answers that the driver has not finished starting. Requires `operation: Probe`. Default: false.
     #[serde(default)]
     #[garde(skip)]
     pub not_ready: bool,
-    /// The message that comes with the code. Default: one that names the fault.
+    /// The message of the error. Default: a message that names the fault.
     #[garde(skip)]
     pub message: Option<String>,
     /// How long the driver asks to be left alone, milliseconds. Default: it does not ask.
     #[garde(skip)]
     pub retry_after_ms: Option<u64>,
-    /// The LastKnownState that comes with the code. Default: none.
+    /// The LastKnownState of the error. Default: none.
     #[garde(skip)]
     pub last_known_state: Option<String>,
 }
@@ -83,7 +82,7 @@ pub enum Hang {
     Before,
     /// When its work is done.
     After,
-    /// Before its work is done, until the fault is taken out of the faults file; then it goes on.
+    /// Before its work is done, until the fault is removed from the faults file; then it continues.
     Held,
 }
 
@@ -104,7 +103,7 @@ struct FileState {
     set: Set,
 }
 
-/// The attributes by which a changed file is noticed.
+/// The attributes that reveal a changed file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct FileVersion {
     modified: SystemTime,
@@ -117,7 +116,7 @@ struct FileVersion {
 struct Set(Mutex<Vec<(Fault, u32)>>);
 
 impl Fault {
-    /// The error of this fault, with one of its codes.
+    /// Returns the error of this fault, with one of its codes.
     pub fn status(&self, code: Code) -> Status {
         let message = self.message.clone().unwrap_or_else(|| {
             let done = if self.lose_response == Some(code) {
@@ -157,7 +156,7 @@ impl Faults {
     /// The faults of the configuration, and of a file that does not have to exist.
     ///
     /// # Errors
-    /// When the file is there and is not valid.
+    /// The file exists and is invalid.
     pub fn new(configured: Vec<Fault>, file: Option<PathBuf>) -> anyhow::Result<Self> {
         let file = file.map(FaultsFile::open).transpose()?;
         Ok(Self {
@@ -182,13 +181,13 @@ impl Faults {
         from_file.or_else(|| self.configured.next_of(wanted)).is_some()
     }
 
-    /// Whether Probe has to say that the driver has not finished starting. Counts nothing.
+    /// Whether Probe must answer that the driver has not finished starting. Counts nothing.
     pub fn not_ready(&self) -> bool {
         let from_file = self.file.as_ref().is_some_and(FaultsFile::not_ready);
         from_file || self.configured.not_ready()
     }
 
-    /// Whether this is still one of the faults. Counts nothing.
+    /// Whether the fault is still configured. Counts nothing.
     pub fn has(&self, fault: &Fault) -> bool {
         let in_file = self.file.as_ref().is_some_and(|file| file.has(fault));
         in_file || self.configured.has(fault)
@@ -292,7 +291,7 @@ impl Set {
     }
 
     fn next(&self, operation: Operation, machine: &str) -> Option<Fault> {
-        // What vanishes when it is listed is asked for by name.
+        // Vanish faults of a list are looked up by the machine's name instead.
         let is_list = operation == Operation::ListMachines;
         self.next_of(|fault| fault.fits(operation, machine) && !(is_list && fault.vanish))
     }
@@ -316,7 +315,7 @@ impl Set {
     }
 }
 
-/// The faults of a file: a list of them as YAML, or as JSON, which is YAML as well.
+/// Reads the faults of a file: a list as YAML, which includes JSON.
 fn read(path: &std::path::Path) -> anyhow::Result<Vec<Fault>> {
     let named = || format!("`faultsFile` {}", path.display());
     let text = std::fs::read_to_string(path).with_context(|| format!("{} can't be read", named()))?;
@@ -378,7 +377,7 @@ const fn is_identity(operation: Operation) -> bool {
     )
 }
 
-/// Whether a text fits a pattern in which `*` stands for any text.
+/// Whether a text matches a pattern; `*` stands for any text.
 fn matches(pattern: &str, text: &str) -> bool {
     let Some((head, tail)) = pattern.split_once('*') else {
         return pattern == text;

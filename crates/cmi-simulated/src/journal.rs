@@ -1,10 +1,9 @@
-//! The journal: the events of the cloud in the order in which they happened, in memory or in a file that
-//! several processes share.
+//! The journal: the events of the cloud in order, in memory or in a file that several processes share.
 //!
-//! The file holds one JSON object per line. A change is: lock the file, read what others have appended,
+//! The file holds one JSON object per line. A change is: lock the file, read the lines appended by others,
 //! decide, append with a single write, unlock. A process that is killed at any moment leaves at most a last
-//! line without its line break; readers do not see such a line, and the next writer cuts it off. Readers take
-//! no lock. The file holds user data and has mode 0600.
+//! line without its line break. Readers ignore such a line, and the next writer cuts it off. Readers take no
+//! lock. The file holds user data and has mode 0600.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
@@ -28,7 +27,7 @@ pub enum JournalError {
     Damaged {
         /// Where the line begins.
         at: u64,
-        /// What is wrong with it.
+        /// The error in the line.
         error: serde_json::Error,
     },
 }
@@ -43,12 +42,12 @@ impl From<JournalError> for Status {
     }
 }
 
-/// What a decision changes, and what it answers.
+/// The events and the answer of a decision.
 #[derive(Debug)]
 pub struct Decision<T> {
-    /// What happens to the cloud; nothing when all is as it should be.
+    /// The changes of the cloud; empty for no change.
     pub events: Vec<Event>,
-    /// What the caller gets once that is written.
+    /// The caller's answer once the events are written.
     pub answer: T,
 }
 
@@ -80,7 +79,7 @@ struct StateFile {
     known: u64,
 }
 
-/// The advisory lock on the file, held by one writer of all processes.
+/// The advisory lock on the file. Only one process holds it at a time.
 struct FileLock(Arc<File>);
 
 impl Drop for FileLock {
@@ -103,10 +102,10 @@ impl Journal {
         }
     }
 
-    /// The cloud of a file, which is made when there is none.
+    /// Opens the cloud of a file, and creates the file if missing.
     ///
     /// # Errors
-    /// When the file can't be opened, or holds something else.
+    /// The file cannot be opened, or holds something else.
     pub fn open(path: &Path, clock: Arc<dyn Clock>) -> Result<Self, JournalError> {
         let file = OpenOptions::new()
             .read(true)
@@ -123,10 +122,10 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Lets `question` look at the cloud as it is now.
+    /// Passes the current cloud to `question`.
     ///
     /// # Errors
-    /// When the file can't be read.
+    /// The file cannot be read.
     pub fn read<T>(&self, question: impl FnOnce(&Cloud, Instant) -> T) -> Result<T, JournalError> {
         let mut shared = self.shared.lock();
         shared.catch_up()?;
@@ -135,12 +134,11 @@ impl Journal {
         Ok(question(&shared.cloud, now))
     }
 
-    /// Lets `decide` look at the cloud as it is now, with no other change in between,
-    /// and writes what it decides.
+    /// Passes the current cloud to `decide`, with no other change in between, and writes the decision.
     ///
     /// # Errors
-    /// What `decide` answers, and UNAVAILABLE or INTERNAL when the file can't be used;
-    /// nothing has changed then.
+    /// The error of `decide`, and UNAVAILABLE or INTERNAL when the file cannot be used. Nothing has changed
+    /// then.
     pub fn change<T>(
         &self,
         decide: impl FnOnce(&Cloud, Instant) -> cmi_driver::Result<Decision<T>>,
@@ -198,7 +196,7 @@ impl StateFile {
     fn catch_up(&mut self, cloud: &mut Cloud) -> Result<(), JournalError> {
         let length = self.file.metadata()?.len();
         if length < self.known {
-            // Only whole lines are known, and those are never cut off: the file was begun anew.
+            // Only whole lines are known, and those are never cut off: the file was replaced by a new one.
             *cloud = Cloud::default();
             self.known = 0;
         }
@@ -225,7 +223,7 @@ impl StateFile {
         }
     }
 
-    /// Appends with a single write. The file has to be locked and known to its last whole line.
+    /// Appends with a single write. The file must be locked and read up to its last whole line.
     fn append(&mut self, entries: &[Entry]) -> Result<(), JournalError> {
         if entries.is_empty() {
             return Ok(());
@@ -258,7 +256,7 @@ pub struct CloudView {
 }
 
 impl CloudView {
-    /// A view of the cloud of a file, which does not have to exist yet: then the cloud is empty.
+    /// Opens a view of a file's cloud. The file need not exist: then the cloud is empty.
     pub fn open(path: impl Into<PathBuf>, clock: Arc<dyn Clock>) -> Self {
         Self {
             path: path.into(),
@@ -268,10 +266,10 @@ impl CloudView {
         }
     }
 
-    /// The cloud as it is now. Reads only what is new since the last time.
+    /// Returns the current cloud. Reads only the new lines.
     ///
     /// # Errors
-    /// When the file can't be read.
+    /// The file cannot be read.
     pub fn now(&mut self) -> Result<(&Cloud, Instant), JournalError> {
         if self.state.is_none() {
             self.state = match File::open(&self.path) {

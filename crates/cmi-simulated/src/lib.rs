@@ -1,8 +1,7 @@
-//! The simulated driver: a small cloud with VMs that boot, stop and go, and with faults
-//! that can be asked for.
+//! The simulated driver: a small cloud with VMs that boot, stop and disappear, and with configurable faults.
 //!
-//! It obeys the driver contract as any other driver has to. Its cloud lives in the process or, with a state
-//! file, in all processes that name the file, and survives them.
+//! It obeys the driver contract like any other driver. Its cloud lives in the process. With a state file, it
+//! is shared by all processes that name the file, and survives them.
 
 mod access;
 mod call_log;
@@ -46,10 +45,10 @@ use commands::VmSelector;
 /// Name of the driver, and of the CSI driver of its volumes.
 pub const NAME: &str = "simulated.capcmi.io";
 
-/// How often a call that is held looks whether it still is.
+/// The polling interval of a held call.
 const HELD_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The simulated driver. It makes VMs in a cloud of its own.
+/// The simulated driver. It creates VMs in a simulated cloud.
 pub struct SimulatedDriver {
     config: SimulatedConfig,
     journal: Journal,
@@ -58,7 +57,7 @@ pub struct SimulatedDriver {
     restarts: AtomicU64,
 }
 
-/// What a call is about, for faults and the log.
+/// The subject of a call, for faults and the log.
 struct Call {
     operation: Operation,
     subject: Subject,
@@ -80,10 +79,11 @@ impl SimulatedDriver {
         Self::with_clock(config, clock)
     }
 
-    /// A driver whose cloud follows `clock`: with [`TimerClock`], tests with paused time need not wait.
+    /// Returns a driver whose cloud follows `clock`: with [`TimerClock`], tests with paused time need not
+    /// wait.
     ///
     /// # Errors
-    /// When the configuration is not valid, or one of its files can't be used.
+    /// The configuration is invalid, or one of its files cannot be used.
     pub fn with_clock(config: SimulatedConfig, clock: Arc<dyn Clock>) -> anyhow::Result<Self> {
         config.check()?;
         let journal = match &config.state_file {
@@ -123,8 +123,8 @@ impl SimulatedDriver {
         &self.calls
     }
 
-    /// Runs a call with all that may go wrong, and logs it. The work has no await point between a look at the
-    /// cloud and the change that follows, so a call that is dropped has either changed the cloud or not.
+    /// Runs a call with its faults, and logs it. The work has no await point between reading the cloud and
+    /// changing it, so a dropped call has either changed the cloud or not.
     async fn run<T>(&self, call: Call, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
         let open = self.calls.start(call.operation, call.subject.clone());
         let result = self.answer(&call, work).await;
@@ -187,7 +187,7 @@ impl SimulatedDriver {
         }
     }
 
-    /// The error of a fault; Uninitialized comes with the machine, as in real life (INI-18).
+    /// Returns the error of a fault. Uninitialized carries the machine, as in real drivers (INI-18).
     fn failure(&self, call: &Call, fault: &Fault, code: Code) -> Status {
         let status = fault.status(code);
         match (code == Code::Uninitialized)

@@ -7,9 +7,9 @@ use cmi_driver::{Code, GenerateMachineClassForMigrationRequest, Result, Status};
 
 /// The kind that is converted.
 pub const KIND: &str = "SimulatedMachineClass";
-/// What the field `provider` of the machine class becomes.
+/// The new value of the machine class's field `provider`.
 pub const PROVIDER: &str = "simulated";
-/// The fields of the old class's `spec`, and what they are in a provider spec.
+/// The fields of the old class's `spec`, and the matching fields of a provider spec.
 const FIELDS: [(&str, &str); 6] = [
     ("pool", VM_POOL),
     ("size", SIZE),

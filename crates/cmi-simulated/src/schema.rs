@@ -1,4 +1,4 @@
-//! The JSON Schema of the provider spec: what [`super::spec`] checks, for a refusal before any call.
+//! The JSON Schema of the provider spec: the same checks as in [`super::spec`], before any call.
 
 use serde_json::{Value, json};
 
@@ -6,8 +6,8 @@ use super::config::SimulatedConfig;
 use super::spec::{LABELS, ROOT_FS_SIZE, SIZE, SOURCE_DEST_CHECK, TAGS, VM_POOL};
 use cmi_driver::tags::FAILURE_DOMAIN;
 
-/// The schema of a user's spec. It agrees with the validation but for the tags, which
-/// the controller adds later.
+/// Returns the schema of a user's spec. It agrees with the validation except for the tags, which the
+/// controller adds later.
 pub fn of(config: &SimulatedConfig) -> Value {
     let texts = json!({"type": "object", "additionalProperties": {"type": "string"}});
     let mut fields = json!({
@@ -94,7 +94,7 @@ mod tests {
         Value::Object(base)
     }
 
-    /// DRV-04, DRV-CR-03, DRV-CR-11: what the schema refuses is what the driver refuses.
+    /// DRV-04, DRV-CR-03, DRV-CR-11: the schema refuses the same specs as the driver.
     #[test]
     fn the_schema_and_the_validation_agree() {
         use Code::{InvalidArgument, OutOfRange};

@@ -23,11 +23,12 @@ pub const VM_POOL: &str = "vmPool";
 pub const SIZE: &str = "size";
 /// Root file system, GB.
 pub const ROOT_FS_SIZE: &str = "rootFsSize";
-/// Whether the network drops what is not sent from or to the VM's address; `false` takes an initialization.
+/// Whether the network drops packets without the VM's address as source or destination. `false` requires an
+/// initialization.
 pub const SOURCE_DEST_CHECK: &str = "sourceDestCheck";
-/// What the VM is tagged with.
+/// The VM's tags.
 pub const TAGS: &str = "tags";
-/// What the VM is labelled with; can be changed while it lives.
+/// The VM's labels; they can be changed during its life.
 pub const LABELS: &str = "labels";
 
 /// A provider spec whose fields have the right types.
@@ -37,15 +38,15 @@ pub struct VmSpec {
     pub pool: String,
     /// The name of the VM's size.
     pub size: String,
-    /// Root file system, GB; none for the size's default.
+    /// Root file system, GB; `None` for the size's default.
     pub root_fs_gb: Option<u64>,
-    /// The zone that is asked for.
+    /// The requested zone.
     pub zone: Option<String>,
     /// Whether the check is to be on.
     pub source_dest_check: bool,
-    /// What the VM is tagged with.
+    /// The VM's tags.
     pub tags: BTreeMap<String, String>,
-    /// What the VM is labelled with.
+    /// The VM's labels.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -56,9 +57,9 @@ pub enum Tagged {
     Not,
     /// `kubernetes.io/cluster`: it is about a cluster.
     Cluster,
-    /// The same: it is about one machine. `capcmi.io/machine` says whose it is, and may not be blank. A
-    /// client of the published interface alone sends neither that nor `kubernetes.io/role`, and finds what it
-    /// made by the name.
+    /// `kubernetes.io/cluster`: it is about one machine. `capcmi.io/machine` names the owner, and may not be
+    /// blank. A client of the published interface alone sends neither this tag nor `kubernetes.io/role`, and
+    /// finds its VMs by name.
     Machine,
 }
 
@@ -71,7 +72,7 @@ impl Tagged {
     }
 }
 
-/// What a spec asks for, found in the configuration.
+/// The parts of the configuration that a spec refers to.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
     /// The pool.
@@ -85,7 +86,7 @@ pub struct Wanted<'a> {
 }
 
 impl VmSpec {
-    /// Reads a spec: mandatory fields and tags are there, and every field has its type (DRV-02, DRV-04).
+    /// Reads a spec: mandatory fields and tags exist, and every field has its type (DRV-02, DRV-04).
     ///
     /// # Errors
     /// INVALID_ARGUMENT with the place of the field.
@@ -132,12 +133,11 @@ impl VmSpec {
         self.tags.get(tags::MACHINE).map_or("", String::as_str)
     }
 
-    /// Finds in the configuration what the spec asks for. A call on a VM that exists does not ask: what was
-    /// made has to be found and deleted after its pool or size was taken out of the configuration, too.
+    /// Looks up the spec's pool and size in the configuration. A call about an existing VM does not: the VM
+    /// has to be found and deleted even after its pool or size was removed from the configuration.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT when there is no such thing, OUT_OF_RANGE when there is but not
-    /// of this size (DRV-CR-11).
+    /// INVALID_ARGUMENT for an unknown name, OUT_OF_RANGE for a value outside the limits (DRV-CR-11).
     pub fn within<'a>(&self, config: &'a SimulatedConfig) -> Result<Wanted<'a>> {
         let unknown = |field: &str, value: &str, known: Vec<&String>| {
             invalid(

@@ -26,7 +26,8 @@ fn driver(config: &str) -> SimulatedDriver {
     SimulatedDriver::with_clock(config, Arc::new(TimerClock::start())).unwrap()
 }
 
-/// The class of machine object `machine` in cluster `cluster`, with some fields changed; null removes one.
+/// The class of machine object `machine` in cluster `cluster`, with some fields changed; null removes a
+/// field.
 fn class(cluster: &str, machine: &str, change: &Value) -> MachineClass {
     let mut spec = json!({
         "vmPool": "default",

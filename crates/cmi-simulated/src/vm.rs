@@ -24,7 +24,7 @@ const NO_ZONE: &str = "-";
 #[serde(transparent)]
 pub struct VmId(Uuid);
 
-/// Text that is no provider id of this driver.
+/// The text is not a provider id of this driver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the provider id `{0}` is not of the form `simulated://<zone>/<uuid>`")]
 pub struct ParseVmIdError(String);
@@ -35,7 +35,7 @@ impl VmId {
         Self(Uuid::new_v4())
     }
 
-    /// A number between 0 and 1, evenly spread over ids: what differs from VM to VM comes from here.
+    /// Returns a number between 0 and 1, uniformly distributed over ids, for values that vary between VMs.
     pub fn share(self) -> f64 {
         let (high, _) = self.0.as_u64_pair();
         // The upper 32 bits of such a UUID are all random.
@@ -122,11 +122,11 @@ pub enum Condition {
 pub struct Vm {
     /// The cloud's own id.
     pub id: VmId,
-    /// The machine it was made for, which is also its node's name; empty when the cloud has lost it.
+    /// Its machine's name, which is also its node's name; empty if the cloud has lost it.
     pub name: String,
-    /// What it is tagged with, the driver's tags among them.
+    /// Its tags, including the driver's.
     pub tags: BTreeMap<String, String>,
-    /// What can be changed while it lives.
+    /// Its labels, which can be changed during its life.
     pub labels: BTreeMap<String, String>,
     /// The pool that it takes a place of.
     pub pool: String,
@@ -138,11 +138,11 @@ pub struct Vm {
     pub zone: Option<String>,
     /// Its address, from the pool's subnet.
     pub address: Option<Ipv4Addr>,
-    /// Whether the network drops what is not sent from or to its own address. New VMs have it on.
+    /// Whether the network drops packets without the VM's address as source or destination. On for a new VM.
     pub source_dest_check: bool,
     /// The bootstrap data.
     pub user_data: UserData,
-    /// `cloud-config` or `ignition`, when the caller said.
+    /// `cloud-config` or `ignition`, if the caller gave it.
     pub user_data_format: Option<String>,
     /// When it was ordered.
     pub ordered_at: Instant,
@@ -177,12 +177,12 @@ impl Vm {
         self.tags.get(tags::MACHINE).map_or("", String::as_str)
     }
 
-    /// Whether the guest runs at `now`: what a kubelet on it would need.
+    /// Whether the guest runs at `now`, as a kubelet needs.
     pub fn is_running(&self, now: Instant) -> bool {
         self.power_state(now) == PowerState::Running
     }
 
-    /// What the cloud says of its power at `now`.
+    /// The power state that the cloud reports at `now`.
     pub fn power_state(&self, now: Instant) -> PowerState {
         match (self.condition, self.gone_at, self.stops_at) {
             (Condition::Crashed, _, _) => PowerState::Failed,
@@ -194,7 +194,7 @@ impl Vm {
         }
     }
 
-    /// What a list says of it.
+    /// Returns the VM as an entry of a list.
     ///
     /// # Errors
     /// As [`Vm::describe`].
@@ -208,10 +208,10 @@ impl Vm {
         })
     }
 
-    /// What the cloud says of it at `now`, in the terms of the driver contract.
+    /// Returns the VM at `now` in the terms of the driver contract.
     ///
     /// # Errors
-    /// When its zone's name is so long that its id is no provider id.
+    /// The name of its zone is too long for a provider id.
     pub fn describe(&self, now: Instant) -> Result<Machine, ProviderIdError> {
         let provider_id: ProviderId = self.provider_id().parse()?;
         let mut machine = Machine::new(provider_id, &self.name);

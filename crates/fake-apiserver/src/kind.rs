@@ -57,7 +57,7 @@ impl Kind {
         }
     }
 
-    /// The entry of an `APIResourceList`, and that of the status subresource.
+    /// The entries of an `APIResourceList` for the kind and for its status subresource.
     pub(crate) fn discovery(&self) -> Vec<Value> {
         let entry = |name: String| {
             json!({

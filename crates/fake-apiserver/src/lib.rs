@@ -4,13 +4,13 @@
 //! sockets. A test decides for each client which requests are refused, lost or never answered.
 //!
 //! # Fidelity
-//! Kept as in kube-apiserver: resource versions and conflicts, generations, the status subresource,
-//! finalizers and deletion, preconditions, merge, JSON and apply patches, dry runs, pages, label and field
-//! selectors, watches with bookmarks and streamed lists, metadata-only answers, `410 Gone`, evictions within
-//! PodDisruptionBudgets, and the garbage collector's part for owners that are gone.
+//! Resource versions, conflicts, generations, finalizers, deletion, preconditions and the status subresource
+//! work as in kube-apiserver. So do merge, JSON and apply patches, dry runs, pages, label and field
+//! selectors, watches with bookmarks, streamed lists, metadata-only answers and `410 Gone`. Evictions respect
+//! PodDisruptionBudgets. Objects whose owners are deleted are garbage collected.
 //!
-//! Left out: schemas, defaulting, admission, authentication and authorization, conversion between versions,
-//! and managed fields. Tests of those need the real server.
+//! It has no schemas, defaulting, admission, authentication, authorization, conversion between versions, or
+//! managed fields. Tests of those need the real server.
 
 mod eviction;
 mod kind;

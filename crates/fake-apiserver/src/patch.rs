@@ -18,7 +18,6 @@ pub(crate) enum Strategy {
 }
 
 impl Strategy {
-    /// The strategy for a content type.
     pub(crate) fn of(content_type: &str) -> Option<Self> {
         match content_type.split(';').next().unwrap_or_default().trim() {
             "application/merge-patch+json" | "application/strategic-merge-patch+json" => Some(Self::Merge),
@@ -29,7 +28,6 @@ impl Strategy {
     }
 }
 
-/// Changes an object by a JSON patch.
 pub(crate) fn json(object: &mut Value, patch: &Value) -> Result<(), Refusal> {
     let patch: JsonPatch = serde_json::from_value(patch.clone())
         .map_err(|error| Refusal::bad_request(format!("the JSON patch cannot be read: {error}")))?;

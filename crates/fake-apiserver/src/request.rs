@@ -16,10 +16,10 @@ pub struct Call {
     pub path: String,
     /// The parameters of the query, decoded.
     pub query: BTreeMap<String, String>,
-    /// The body; null where there is none.
+    /// The body; null for a request without a body.
     pub body: Value,
     pub(crate) content_type: String,
-    /// Whether the client wants nothing but metadata.
+    /// Whether the client asks for metadata only.
     pub(crate) metadata_only: bool,
 }
 

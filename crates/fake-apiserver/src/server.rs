@@ -28,7 +28,7 @@ use crate::selector::Selector;
 use crate::store::{Key, Part, Refusal, Store};
 use crate::watch::{Watch, end_of_list, line, metadata_of};
 
-/// How long a watch lasts that names no time.
+/// How long a watch lasts if the client sets no `timeoutSeconds`.
 const WATCH_TIME: Duration = Duration::from_mins(5);
 
 /// A fake API server. Clones share its objects.
@@ -37,16 +37,16 @@ pub struct FakeApiServer(Arc<Inner>);
 
 pub(crate) struct Inner {
     pub state: Mutex<State>,
-    /// Told after each change of the state.
+    /// Notified after each change of the state.
     changed: watch::Sender<()>,
-    /// The wall clock: the time at the start, which goes on with tokio's clock.
+    /// The wall clock: its time at the start, and the start on tokio's clock.
     started: (Timestamp, Instant),
 }
 
 #[derive(Default)]
 pub(crate) struct State {
     pub store: Store,
-    /// Kinds whose watches get no events for now.
+    /// Kinds whose watches get no events at the moment.
     pub held: BTreeSet<usize>,
     /// How often all watches were ended.
     pub cuts: u64,
@@ -55,7 +55,7 @@ pub(crate) struct State {
     recorded: Vec<Recorded>,
 }
 
-/// What becomes of a request.
+/// The fate of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It is carried out and answered.
@@ -152,7 +152,7 @@ impl FakeApiServer {
         self.recorded().into_iter().filter(is_write).collect()
     }
 
-    /// Holds back the events of watches of a kind, or lets them go on: caches fall behind.
+    /// Stops or resumes the events of a kind's watches. Caches fall behind in the meantime.
     ///
     /// # Panics
     /// The kind is not registered.
@@ -176,7 +176,7 @@ impl FakeApiServer {
         self.0.changed.send_replace(());
     }
 
-    /// Forgets the history, and ends all watches: each of them is answered 410 when it goes on.
+    /// Drops the history, and ends all watches. A watch that resumes is answered 410.
     pub fn compact(&self) {
         let mut state = self.0.state.lock();
         state.store.compact();
@@ -185,8 +185,8 @@ impl FakeApiServer {
         self.0.changed.send_replace(());
     }
 
-    /// Deletes an object at once and ignores its finalizers. An API server does this when a finalizer is
-    /// added after it has checked for finalizers.
+    /// Deletes an object immediately, despite its finalizers. A real API server does this when a finalizer is
+    /// added after it checked for finalizers and before it deletes.
     ///
     /// # Panics
     /// There is no such object.
@@ -241,7 +241,7 @@ impl Inner {
         }
     }
 
-    /// Serves a request. Its changes are made when this returns.
+    /// Serves a request. Its changes are in effect when this returns.
     fn carry_out(self: &Arc<Self>, call: &Call) -> Answer {
         let answer = self
             .serve(call)

@@ -101,7 +101,7 @@ impl Store {
     pub(crate) fn of(kinds: Vec<Kind>) -> Self {
         Self {
             kinds,
-            // No version that a client has seen is 0, which stands for any.
+            // Clients use version 0 for any version, so no object may have it.
             version: 1,
             ..Self::default()
         }
@@ -307,7 +307,7 @@ impl Store {
         Ok(self.put(key.clone(), Some(old), object, dry_run))
     }
 
-    /// Deletes an object: at once, or when its last finalizer is gone.
+    /// Deletes an object immediately, or when its last finalizer is removed.
     pub(crate) fn delete(
         &mut self,
         key: &Key,
@@ -412,12 +412,12 @@ impl Store {
         let orphans = self.objects.iter().filter(|(_, object)| is_orphan(object));
         let orphans: Vec<_> = orphans.map(|(key, _)| key.clone()).collect();
         for key in orphans {
-            // An object that went with another one of the list is gone already.
+            // The object may have been deleted with another object of the list.
             let _gone = self.delete(&key, &Value::Null, now, false);
         }
     }
 
-    /// Forgets the history: watches that are behind are answered 410.
+    /// Drops the history. Watches that are behind are answered 410.
     pub(crate) fn compact(&mut self) {
         self.version += 1;
         self.oldest = self.version;

@@ -1,4 +1,4 @@
-//! Watches: the events of one client, from a version on.
+//! Watches: the events for one client, from a given version.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub(crate) struct Watch {
     pub metadata_only: bool,
     /// Lines to send before anything else.
     pub pending: Vec<Bytes>,
-    /// The version of the last change that was looked at.
+    /// The version of the last processed change.
     pub seen: u64,
     /// When the server ends the watch.
     pub ends_at: Instant,
@@ -29,7 +29,7 @@ pub(crate) struct Watch {
     pub changed: Receiver<()>,
 }
 
-/// What a watch does next.
+/// The next step of a watch.
 enum Next {
     Line(Bytes),
     Wait,
@@ -80,7 +80,7 @@ impl Watch {
         Next::Wait
     }
 
-    /// The event that a change is for this watch. An object that is no longer selected counts as deleted.
+    /// The event of a change for this watch. An object that is no longer selected counts as deleted.
     fn event<'a>(&self, change: &'a Change) -> Option<(&'static str, &'a Value)> {
         let key = &change.key;
         if key.kind != self.kind || !(self.namespace.is_empty() || key.namespace == self.namespace) {

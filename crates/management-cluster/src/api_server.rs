@@ -28,7 +28,7 @@ const START_DEADLINE: Duration = Duration::from_mins(4);
 /// More than a run records; unset, it is 100.
 const AUDIT_LOG_MEGABYTES: u32 = 100_000;
 
-/// The options by which one kube-apiserver differs from another.
+/// The options of one kube-apiserver.
 pub(crate) struct ApiServerOptions<'a> {
     /// Ends the name of its log, and names its folder and its part of etcd.
     pub name: &'a str,
@@ -37,7 +37,7 @@ pub(crate) struct ApiServerOptions<'a> {
     /// Whether to run the admission plugin that wants a `ServiceAccount` for every Pod, which
     /// needs a controller manager.
     pub service_account_admission: bool,
-    /// Whether kubelets come with certificates of the authority, and may do what a kubelet does.
+    /// Whether kubelets authenticate with certificates of the authority, and have a kubelet's permissions.
     pub nodes: bool,
 }
 
@@ -141,8 +141,8 @@ impl ApiServer {
                     *held = Some(process);
                     return Ok(());
                 }
-                // Its port is one that outgoing connections get, too: a client of another server
-                // may have it for a moment.
+                // The port is in the range of outgoing connections, so another client may use it for a
+                // moment.
                 Err(error) if is_port_clash(&error) && Instant::now() < expiry => {}
                 Err(error) => return Err(error).with_context(what),
             }

@@ -18,13 +18,13 @@ const FIELD_MANAGER: &str = "management-cluster";
 /// How long the API server may take to serve a kind after its definition was applied.
 const KIND_DEADLINE: Duration = Duration::from_mins(4);
 
-/// Applies the objects of a YAML stream in their order and returns what the API server made of them.
-/// Objects of a namespaced kind which name no namespace go to `default`. A kind may be defined
-/// earlier in the same stream.
+/// Applies the objects of a YAML stream in order, and returns them as the API server stored them. An object
+/// of a namespaced kind without a namespace goes to `default`. A kind may be defined earlier in the same
+/// stream.
 ///
 /// # Errors
-/// When the text is no stream of objects, when the API server does not serve a kind, or
-/// when it refuses an object.
+/// When the text cannot be parsed as objects, when the API server does not serve a kind, or when it refuses
+/// an object.
 pub async fn apply_yaml(client: &Client, yaml: &str) -> Result<Vec<DynamicObject>> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(yaml).context("reading YAML to apply")?;
     let mut applied = Vec::new();

@@ -45,8 +45,8 @@ impl Authority {
         self.issuer.key().serialize_pem()
     }
 
-    /// A certificate for the loopback interface, and for a host of the name: what is elsewhere reaches a
-    /// server under an address that is not known here.
+    /// A certificate for the loopback interface and for the host `name`. Clients on other hosts use that
+    /// name, because their address for the server is not known here.
     pub(crate) fn issue(&self, name: &str) -> Result<ServingCertificate> {
         let names = ["127.0.0.1", "localhost", name].map(str::to_owned);
         let mut params = CertificateParams::new(names)?;

@@ -25,11 +25,11 @@ use crate::{
     service_account, stand_in,
 };
 
-/// A running management cluster: etcd, kube-apiserver, kube-controller-manager and
-/// Cluster API's core manager.
+/// A running management cluster: etcd, kube-apiserver, kube-controller-manager and Cluster API's core
+/// manager.
 ///
-/// Nothing in it belongs to an async runtime, so it may be used from several, one after the other or at once.
-/// All its programs end when it is dropped or when the process ends.
+/// It belongs to no async runtime, so several runtimes may use it, also at the same time. All its programs
+/// end when it is dropped or when the process ends.
 #[derive(Debug)]
 pub struct ManagementCluster {
     // Dropped in this order: a client goes before its server, and the folder goes last.
@@ -60,9 +60,9 @@ impl ManagementClusterBuilder {
         self
     }
 
-    /// Whether Cluster API's managers run with `ReconcilerRateLimiting`: each object is reconciled once a
-    /// second at most, and only by caches that hold what its last reconcile wrote. On by default, as in
-    /// Cluster API. Without it a manager is quicker, and may act on caches that lack what it has just made.
+    /// Whether Cluster API's managers run with `ReconcilerRateLimiting`. With it, they reconcile an object at
+    /// most once a second, and only when their caches hold the writes of its last reconcile. On by default,
+    /// as in Cluster API. Without it a manager is faster, and may act on caches that lack its latest writes.
     #[must_use]
     pub fn rate_limiting(mut self, rate_limiting: bool) -> Self {
         self.rate_limiting = rate_limiting;
@@ -85,11 +85,11 @@ impl ManagementClusterBuilder {
         self
     }
 
-    /// Starts the management cluster, after building its programs if that was not done before.
+    /// Starts the management cluster, after building missing programs.
     ///
     /// # Errors
-    /// When a program cannot be built or does not become ready; what ran is then ended, and the error has the
-    /// end of the failed program's log.
+    /// When a program cannot be built or does not become ready. All started programs are then ended, and the
+    /// error has the end of the failed program's log.
     pub async fn start(self) -> Result<ManagementCluster> {
         let programs = Programs::find().await?;
         let folder = RunFolder::create()?;
@@ -199,7 +199,7 @@ impl ManagementCluster {
     }
 
     /// clusterctl, as the administrator of the management cluster. It reads no configuration of the user and
-    /// asks nothing of the network.
+    /// makes no network requests.
     pub fn clusterctl(&self) -> Command {
         let mut command = Command::new(&self.programs.clusterctl);
         command
@@ -275,14 +275,15 @@ impl ManagementCluster {
         self.core.stop(&self.api_server).await
     }
 
-    /// Kills the API server with `SIGKILL`, if it runs. What it had acknowledged is in etcd, which goes on.
+    /// Kills the API server with `SIGKILL`, if it runs. Its acknowledged writes are in etcd, which keeps
+    /// running.
     pub async fn kill_api_server(&self) {
         self.api_server.kill().await;
     }
 
-    /// Starts the API server again after [`ManagementCluster::kill_api_server`], unless it runs, and returns
-    /// when it is ready: at the same address, with the same objects and credentials, so that kubeconfigs and
-    /// clients of before serve on.
+    /// Starts the API server again after [`ManagementCluster::kill_api_server`], unless it runs. Returns when
+    /// it is ready. It has the same address, objects and credentials, so existing kubeconfigs and clients
+    /// keep working.
     ///
     /// # Errors
     /// When it does not become ready.
@@ -290,14 +291,13 @@ impl ManagementCluster {
         self.api_server.revive(&self.folder).await
     }
 
-    /// The requests to the API server as one JSON object a line (`audit.k8s.io/v1` at level `Metadata`),
-    /// each written before its answer is sent. The file exists if
-    /// [`ManagementClusterBuilder::audit_log`] was asked for.
+    /// The requests to the API server as one JSON object a line (`audit.k8s.io/v1` at level `Metadata`), each
+    /// written before its answer is sent. The file exists only with [`ManagementClusterBuilder::audit_log`].
     pub fn audit_log(&self) -> PathBuf {
         audit_log(&self.folder)
     }
 
-    /// The folder of the run, which has a log of each program and takes more, as [`Process::start`] does.
+    /// The folder of the run, with a log of each program. [`Process::start`] adds more.
     pub fn folder(&self) -> &RunFolder {
         &self.folder
     }

@@ -1,4 +1,4 @@
-//! The Cluster API operator, which installs providers as its objects say.
+//! The Cluster API operator, which installs the providers that its objects describe.
 
 use std::{fs, process::Command, time::Duration};
 
@@ -21,15 +21,15 @@ const RUN: &str = "cluster-api-operator";
 /// The grace period of its Pod.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// The operator of a management cluster, which ends with it.
+/// The operator of a management cluster. It ends with this value.
 #[derive(Debug)]
 pub struct ClusterApiOperator {
     process: Process,
 }
 
 impl ClusterApiOperator {
-    /// Installs and starts the operator, after building it if that was not done before, and returns when it
-    /// is ready and its webhooks are registered.
+    /// Installs and starts the operator, and returns when it is ready and its webhooks are registered. Builds
+    /// it first if necessary.
     ///
     /// # Errors
     /// When it can't be built, installed or started.
@@ -58,7 +58,7 @@ impl ClusterApiOperator {
                 .arg(format!("--health-addr=127.0.0.1:{health}"))
                 .arg(format!("--diagnostics-address=127.0.0.1:{diagnostics}"))
                 .args(["--insecure-diagnostics", "--profiler-address="])
-                // clusterctl's library, which it is made of, keeps its files here.
+                // The operator uses clusterctl's library, which keeps its files here.
                 .env("HOME", &folder)
                 .env("XDG_CONFIG_HOME", &folder);
             let mut process = Process::start(management.folder(), RUN, &command)?;

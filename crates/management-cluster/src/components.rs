@@ -1,4 +1,4 @@
-//! Cluster API's own installation of one of its managers, made fit for one that runs as a plain process.
+//! Cluster API's own installation of a manager, changed for a manager that runs as a plain process.
 
 use std::{fs, path::Path};
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 
-/// What Cluster API installs for a manager, except what runs it in a Pod.
+/// The objects that Cluster API installs for a manager, without its Pod.
 pub(crate) struct Components {
     /// Namespace, kinds, `ServiceAccount` and permissions.
     pub installation: Vec<Value>,
@@ -30,7 +30,7 @@ impl Components {
                 "MutatingWebhookConfiguration" | "ValidatingWebhookConfiguration" => {
                     components.webhooks.push(object);
                 }
-                // A Pod and what only a Pod needs.
+                // The Pod, and objects that only a Pod needs.
                 "Deployment" | "Service" | "Certificate" | "Issuer" => {}
                 _ => components.installation.push(object),
             }
@@ -39,7 +39,7 @@ impl Components {
     }
 }
 
-/// Replaces every `clientConfig` that names a Service by one with a URL, wherever it is.
+/// Replaces every `clientConfig` with a Service by one with a URL, at any place.
 fn point_at_loopback(value: &mut Value, port: u16, authority: &str) {
     match value {
         Value::Object(fields) => {

@@ -31,9 +31,9 @@ const STOP_GRACE: Duration = Duration::from_secs(30);
 
 /// Cluster API's core manager, which can be stopped and started again.
 ///
-/// It runs with the token of its own `ServiceAccount` and has the permissions that Cluster API's release
-/// gives it, no others. Its webhooks are registered exactly while it runs, so that without it objects can
-/// still be written (but get no defaults).
+/// The manager uses the token of its `ServiceAccount`, and has exactly the permissions that Cluster API's
+/// release grants. Its webhooks are registered only while it runs, so objects can still be written without
+/// it, but get no defaults.
 #[derive(Debug)]
 pub(crate) struct CoreManager {
     programs: Programs,

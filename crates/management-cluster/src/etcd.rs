@@ -1,4 +1,4 @@
-//! etcd, whose data is of no use after the run.
+//! etcd, with data that is not needed after the run.
 
 use std::{process::Command, time::Duration};
 
@@ -9,7 +9,6 @@ use crate::{Programs, port::with_free_ports, process::Process, run_folder::RunFo
 
 const START_DEADLINE: Duration = Duration::from_mins(4);
 
-/// A running etcd.
 #[derive(Debug)]
 pub(crate) struct Etcd {
     pub url: String,

@@ -9,12 +9,11 @@ use crate::run_folder::keep_all;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Calls `probe` until it returns `Ok`, and returns its value. A probe returns an error as long as the
-/// condition does not hold, with what it saw instead as the error's text:
-/// `ensure!(ready == 3, "{ready} of 3 are ready")`.
+/// Calls `probe` until it returns `Ok`, and returns its value. While the condition does not hold, the probe
+/// returns an error with the observed state: `ensure!(ready == 3, "{ready} of 3 are ready")`.
 ///
 /// # Errors
-/// When the deadline passes: the error names what was awaited and has the last error of the probe. The logs
+/// When the deadline passes. The error names the awaited condition and has the probe's last error. The logs
 /// of the management cluster are then kept.
 pub async fn eventually<T>(
     deadline: Duration,

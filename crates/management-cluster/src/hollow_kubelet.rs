@@ -1,4 +1,4 @@
-//! The kubelets of machines that run nowhere: they join the workload cluster as their bootstrap data says.
+//! The kubelets of simulated machines, which join the workload cluster as their bootstrap data tells them.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -20,9 +20,9 @@ use tokio::{
 use crate::{KUBERNETES_VERSION, kubeconfig};
 
 const FIELD_MANAGER: &str = "kubelet";
-/// How often a kubelet says that its Node is well, as long as nothing changes: a kubelet's default.
+/// How often a kubelet reports a healthy Node while nothing changes: a kubelet's default.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_mins(5);
-/// How long a kubelet tries to register before it gives up, and how often.
+/// How long a kubelet tries to register, and how often.
 const REGISTER_DEADLINE: Duration = Duration::from_mins(4);
 const REGISTER_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -45,7 +45,7 @@ pub struct Guest {
 pub enum GuestEvent {
     /// It has booted: its kubelet registers.
     Booted(Guest),
-    /// The guest is gone, or off: its kubelet falls silent. Its Node stays, as a real one would.
+    /// The guest is deleted or off, and its kubelet stops reporting. Its Node stays, as in a real cluster.
     Gone {
         /// The provider id that it booted with.
         provider_id: String,
@@ -67,7 +67,7 @@ impl HollowKubelet {
         Self::with_version(KUBERNETES_VERSION, guests)
     }
 
-    /// As [`HollowKubelet::start`], with the version that the kubelets say they have.
+    /// As [`HollowKubelet::start`], with the version that the kubelets report.
     pub fn with_version(version: &str, guests: impl Stream<Item = GuestEvent> + Send + 'static) -> Self {
         Self {
             task: tokio::spawn(follow(version.to_owned(), guests)),
@@ -93,7 +93,7 @@ async fn follow(version: String, guests: impl Stream<Item = GuestEvent>) {
                 let boot = clients.boot(&guest.user_data).await;
                 let provider_id = guest.provider_id.clone();
                 let kubelet = kubelets.spawn(run(boot, version.clone(), guest));
-                // A guest that boots again has one kubelet, not two.
+                // A guest that boots again has only one kubelet.
                 if let Some(previous) = running.insert(provider_id, kubelet) {
                     previous.abort();
                 }
@@ -106,7 +106,7 @@ async fn follow(version: String, guests: impl Stream<Item = GuestEvent>) {
         }
         while kubelets.try_join_next().is_some() {}
     }
-    // No more events come: the running kubelets go on.
+    // No more events come, but the running kubelets continue.
     while kubelets.join_next().await.is_some() {}
 }
 
@@ -116,7 +116,7 @@ async fn follow(version: String, guests: impl Stream<Item = GuestEvent>) {
 struct Clients(HashMap<String, Client>);
 
 impl Clients {
-    /// Reads what a kubelet starts with from the bootstrap data of its guest.
+    /// Reads the client and the taints of a kubelet from the bootstrap data of its guest.
     async fn boot(&mut self, user_data: &[u8]) -> Result<Boot> {
         let files = files_of(user_data)?;
         let taints = taints_of(&files)?;
@@ -131,7 +131,7 @@ impl Clients {
     }
 }
 
-/// What a kubelet starts with.
+/// The configuration that a kubelet starts with.
 struct Boot {
     client: Client,
     /// The taints that its Node registers with.
@@ -158,7 +158,7 @@ async fn join_and_stay(boot: Result<Boot>, version: &str, guest: &Guest) -> Resu
             .await
         {
             Ok(_) => {}
-            // The Node was deleted; a kubelet does not create it anew unless it is started anew.
+            // The Node was deleted. Only a restarted kubelet creates its Node again.
             Err(kube::Error::Api(answer)) if answer.code == 404 => return Ok(()),
             Err(error) => tracing::debug!("heartbeat of {}: {error}", guest.node_name),
         }
@@ -231,7 +231,7 @@ fn healthy() -> Value {
     ])
 }
 
-/// The part of a cloud-config that matters here.
+/// The needed part of a cloud-config.
 #[derive(Deserialize)]
 struct CloudConfig {
     #[serde(default)]
@@ -245,7 +245,7 @@ struct CloudConfigFile {
     content: String,
 }
 
-/// The part of a kubelet's configuration that matters here.
+/// The needed part of a kubelet's configuration.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct KubeletConfiguration {
@@ -265,7 +265,7 @@ fn files_of(user_data: &[u8]) -> Result<Vec<CloudConfigFile>> {
     Ok(config.write_files)
 }
 
-/// The taints that the kubelet's configuration has its Node register with; none without a configuration.
+/// The taints in the kubelet's configuration; none without a configuration.
 fn taints_of(files: &[CloudConfigFile]) -> Result<Vec<Taint>> {
     let Some(file) = files.iter().find(|file| file.path == crate::KUBELET_CONFIG) else {
         return Ok(Vec::new());

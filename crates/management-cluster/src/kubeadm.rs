@@ -1,4 +1,4 @@
-//! Cluster API's kubeadm providers: the one that makes bootstrap data, and the one of control planes.
+//! Cluster API's kubeadm providers, for bootstrap data and for control planes.
 
 use std::{fs, time::Duration};
 
@@ -24,8 +24,8 @@ use crate::{
 
 const DEADLINE: Duration = Duration::from_mins(4);
 
-/// The kubeadm providers for one namespace, each under its own `ServiceAccount` and with the permissions that
-/// its release gives it. They end with this value; what is installed for them stays.
+/// The kubeadm providers for one namespace, each with its own `ServiceAccount` and the permissions of its
+/// release. They end with this value. Their installed objects stay.
 #[derive(Debug)]
 pub struct KubeadmProviders {
     _control_plane: Process,
@@ -56,9 +56,8 @@ const CONTROL_PLANE: Provider = Provider {
 };
 
 impl KubeadmProviders {
-    /// Installs and starts both, after building them if that was not done before, and returns when their
-    /// webhooks are in effect. They look at one namespace, and only what is written there goes through their
-    /// webhooks.
+    /// Installs and starts both providers, and returns when their webhooks are in effect. Builds them first
+    /// if necessary. They watch one namespace, and their webhooks apply only to writes in that namespace.
     ///
     /// # Errors
     /// When one can't be built, installed or started.

@@ -42,8 +42,8 @@ pub(crate) fn write(path: PathBuf, document: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// A client with the credentials of a kubeconfig document. It reports every failure instead of repeating
-/// requests, so that tests see what the server answered. It belongs to the runtime that it is made in.
+/// A client with the credentials of a kubeconfig document. It never repeats a request, so tests see every
+/// failed answer. It belongs to the runtime that created it.
 ///
 /// # Errors
 /// When the document is no kubeconfig.

@@ -1,11 +1,10 @@
 //! A real Cluster API management cluster as plain processes: etcd, kube-apiserver, kube-controller-manager
 //! and Cluster API's core manager, built from their published Go modules, without containers.
 //!
-//! Around it: a workload cluster that machines join ([`Workload`]), control planes without machines
-//! ([`stand_in`]) and with them ([`kubeadm`]), the guests' kubelets ([`hollow_kubelet`]), a proxy that fails
-//! and delays requests on purpose ([`proxy`]), the operator that installs providers ([`ClusterApiOperator`]),
-//! and another controller of machines, whose machines Cluster API takes over
-//! ([`machine_controller_manager`]).
+//! The crate also has a workload cluster that machines join ([`Workload`]), and its kubelets
+//! ([`hollow_kubelet`]). Control planes come without machines ([`stand_in`]) or with machines ([`kubeadm`]).
+//! A proxy fails and delays requests on purpose ([`proxy`]). [`ClusterApiOperator`] installs providers.
+//! [`machine_controller_manager`] runs another controller of machines, for migrations to Cluster API.
 
 mod api_server;
 mod apply;

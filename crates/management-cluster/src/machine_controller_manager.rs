@@ -46,7 +46,8 @@ impl MachineControllerManager {
         machine_controller
             .arg(format!("--driver={driver}"))
             .arg("--machine-safety-orphan-vms-period=1s")
-            // It marks Nodes of this age that are no machine's of its own: those of others in the cluster.
+            // After this time it marks Nodes that have none of its machines, such as other Nodes in the
+            // cluster.
             .arg("--machine-creation-timeout=24h");
         Ok(Self {
             manager: launch(management, namespace, "machine-controller-manager", &mut manager).await?,

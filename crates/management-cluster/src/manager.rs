@@ -16,7 +16,7 @@ use crate::eventually::eventually;
 
 pub(crate) const START_DEADLINE: Duration = Duration::from_mins(4);
 
-/// No waiting that only spares a busy API server.
+/// No delays that only spare a busy API server.
 const FLAGS: &[&str] = &[
     "--leader-elect=false",
     "--insecure-diagnostics",
@@ -25,7 +25,7 @@ const FLAGS: &[&str] = &[
     "--clustercache-client-qps=1000",
     "--clustercache-client-burst=2000",
 ];
-/// Every feature that the provider has something to do with.
+/// Every feature that the provider takes part in.
 const FEATURE_GATES: &str = "ClusterTopology=true,RuntimeSDK=true,InPlaceUpdates=true";
 
 /// Where a manager listens.
@@ -58,8 +58,7 @@ pub(crate) fn command(
     command
 }
 
-/// Waits until a role that is aggregated has rules: without its permissions a manager would back off from
-/// what it may not read.
+/// Waits until an aggregated role has rules. Without its permissions a manager would back off.
 pub(crate) async fn wait_for_role(client: &Client, name: &str) -> Result<()> {
     let roles: Api<ClusterRole> = Api::all(client.clone());
     eventually(

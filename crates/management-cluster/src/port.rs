@@ -7,14 +7,13 @@ use anyhow::{Context, Result};
 /// How often a start is repeated when another program has taken the port in the meantime.
 const TRIES: usize = 5;
 
-/// A port that nothing listens on at this moment.
+/// A port that no process listens on now.
 fn free_port() -> Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("looking for a free port")?;
     Ok(listener.local_addr()?.port())
 }
 
-/// Runs `start` with `N` different free ports, again with others if it fails because one was
-/// taken before it was used.
+/// Runs `start` with `N` different free ports. Retries with other ports if one was taken before it was used.
 pub(crate) async fn with_free_ports<const N: usize, T>(
     mut start: impl AsyncFnMut([u16; N]) -> Result<T>,
 ) -> Result<T> {
@@ -33,7 +32,7 @@ pub(crate) async fn with_free_ports<const N: usize, T>(
     }
 }
 
-/// The text is that of Go's and Rust's error for `EADDRINUSE`, which the error has from the program's log.
+/// The text of Go's and Rust's error for `EADDRINUSE`, from the program's log.
 pub(crate) fn is_port_clash(error: &anyhow::Error) -> bool {
     format!("{error:#}")
         .to_lowercase()

@@ -15,14 +15,14 @@ use crate::run_folder::RunFolder;
 
 const SUPERVISE: &str = include_str!("supervise.sh");
 
-/// How often a program is asked whether it is ready or has ended.
+/// How often a program is checked for readiness and for its end.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A running program whose output goes to a log file.
 ///
-/// It is killed when this value is dropped and also when the process that holds this value ends in any way,
-/// `SIGKILL` included: a small shell between the two watches a pipe that closes with the holder. It runs in a
-/// process group of its own, so that Ctrl-C in a terminal reaches only the holder.
+/// The program is killed when this value is dropped, and when the process that holds the value ends in any
+/// way, `SIGKILL` included. A small shell between the two watches a pipe that closes with the holder. The
+/// program has its own process group, so Ctrl-C in a terminal reaches only the holder.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -40,8 +40,8 @@ impl Process {
     /// `command`, its arguments, its changes to the environment and its working directory are used.
     ///
     /// # Errors
-    /// When the log cannot be opened or the supervising shell cannot be started. A program which is missing
-    /// shows itself by ending at once, with the reason in its log.
+    /// When the log cannot be opened or the supervising shell cannot be started. A missing program is no
+    /// error here: it ends immediately, with the reason in its log.
     pub fn start(folder: &RunFolder, name: &str, command: &Command) -> Result<Self> {
         let log = folder.path().join(format!("{name}.log"));
         let output = OpenOptions::new().create(true).append(true).open(&log);
@@ -93,7 +93,7 @@ impl Process {
     /// the signal that ended it.
     ///
     /// # Errors
-    /// When the operating system does not say.
+    /// When the operating system does not report the status.
     pub fn status(&mut self) -> Result<Option<ExitStatus>> {
         self.supervisor
             .try_wait()
@@ -112,7 +112,7 @@ impl Process {
         writeln!(signals, "{signal}").with_context(|| format!("sending SIG{signal} to {}", self.name))
     }
 
-    /// Kills the program with `SIGKILL` and returns when it is gone.
+    /// Kills the program with `SIGKILL` and waits for its end.
     pub fn kill(&mut self) {
         self.signals = None;
         // An error means that the supervisor has been waited for already.
@@ -121,7 +121,7 @@ impl Process {
     }
 
     /// Sends `SIGTERM`, and `SIGKILL` if the program still runs after `grace`. Returns the status of the
-    /// program when it ended by itself.
+    /// program if it ended within `grace`.
     ///
     /// # Errors
     /// When the program had ended before.
@@ -167,7 +167,7 @@ impl Process {
         }
     }
 
-    /// The last part of what the program wrote since it was started.
+    /// The last part of the program's output since its start.
     fn log_end(&self) -> String {
         const PART: u64 = 8192;
         let read = || -> std::io::Result<Vec<u8>> {

@@ -1,4 +1,4 @@
-//! Where the programs of the management cluster are, building those which are not there yet.
+//! Paths of the management cluster's programs, which are built if missing.
 
 mod build;
 mod go_module;
@@ -25,7 +25,7 @@ pub use self::go_module::{
     MACHINE_CONTROLLER_MANAGER_VERSION,
 };
 
-/// Paths of the programs, all of which exist.
+/// Paths of the programs. All of them exist.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// etcd
@@ -46,9 +46,9 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Finds every program. What the folder `$KUBEBUILDER_ASSETS` holds is taken from there; the rest comes
-    /// from the user's cache, after having been built there with `go build` (some minutes, once per set of
-    /// versions, reported on standard error). Any number of processes may call this at the same time.
+    /// Finds every program: first in the folder `$KUBEBUILDER_ASSETS`, then in the user's cache. A program in
+    /// neither is built into the cache with `go build`. This takes some minutes, once per set of versions,
+    /// and is reported on standard error. Any number of processes may call this at the same time.
     ///
     /// # Errors
     /// When `go` is needed and missing or fails, or when the cache cannot be written.
@@ -59,8 +59,8 @@ impl Programs {
     }
 }
 
-/// Paths of machine-controller-manager's programs, all of which exist. They are apart from [`Programs`]:
-/// what needs none of them does not wait for their build.
+/// Paths of machine-controller-manager's programs. All of them exist. They are separate from [`Programs`], so
+/// that only their users wait for their build.
 #[derive(Debug, Clone)]
 pub(crate) struct MachineControllerManagerPrograms {
     /// machine-controller-manager, which makes MachineSets for MachineDeployments, and Machines for those.
@@ -83,8 +83,8 @@ impl MachineControllerManagerPrograms {
     }
 }
 
-/// Paths of one of Cluster API's kubeadm providers, both of which exist. They are apart from [`Programs`]:
-/// what needs none of them does not wait for their build.
+/// Paths of one of Cluster API's kubeadm providers. Both exist. They are separate from [`Programs`], so that
+/// only their users wait for their build.
 #[derive(Debug, Clone)]
 pub(crate) struct KubeadmProgram {
     /// Its manager.
@@ -139,8 +139,8 @@ impl KubeadmProgram {
     }
 }
 
-/// Paths of the Cluster API operator, both of which exist. They are apart from [`Programs`]: what needs none
-/// of them does not wait for their build.
+/// Paths of the Cluster API operator. Both exist. They are separate from [`Programs`], so that only their
+/// users wait for their build.
 #[derive(Debug, Clone)]
 pub(crate) struct OperatorProgram {
     /// Its manager.
@@ -176,7 +176,7 @@ impl OperatorProgram {
     }
 }
 
-/// The path of Helm. It is apart from [`Programs`]: what does not need it does not wait for its build.
+/// The path of Helm. It is separate from [`Programs`], so that only its users wait for its build.
 ///
 /// # Errors
 /// As those of [`Programs::find`].
@@ -193,7 +193,7 @@ pub async fn helm() -> Result<PathBuf> {
         .context("the search for Helm was interrupted")?
 }
 
-/// The definition of Flux's Kustomizations, as YAML. It comes with Flux's Go module, of which nothing is
+/// The definition of Flux's Kustomizations, as YAML. It comes from Flux's Go module; no program of it is
 /// built.
 ///
 /// # Errors

@@ -1,5 +1,4 @@
-//! A proxy in front of a kube-apiserver which holds or refuses requests, for
-//! tests of what a client does then.
+//! A proxy in front of a kube-apiserver that holds or refuses requests, for tests of how a client reacts.
 
 mod fault;
 mod forward;
@@ -40,8 +39,8 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Starts a proxy in front of the API server of `management`. `hook` is called for every request, in the
-    /// order in which they arrive, and says what becomes of it.
+    /// Starts a proxy in front of the API server of `management`. It calls `hook` for each request in order
+    /// of arrival, and applies the returned fault.
     ///
     /// # Errors
     /// When no port or certificate can be had.
@@ -129,8 +128,8 @@ async fn accept(listener: TcpListener, acceptor: TlsAcceptor, upstream: Arc<Upst
     }
 }
 
-/// Serves one connection. When the client goes away, a request that it waits for is dropped where it stands:
-/// one that is held before being forwarded is then never forwarded.
+/// Serves one connection. When the client disconnects, its waiting request is dropped. A request that is held
+/// before being forwarded is then never forwarded.
 async fn serve(stream: TcpStream, acceptor: TlsAcceptor, upstream: Arc<Upstream>) {
     let _ = stream.set_nodelay(true);
     let Ok(stream) = acceptor.accept(stream).await else {

@@ -22,8 +22,8 @@ static IN_USE: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 /// A folder that is removed when this value is dropped and also when the process ends in any way, after the
 /// programs started in it have ended.
 ///
-/// Its logs are kept, and its path is printed, when any thread of the process has panicked while the folder
-/// was in use (so a failed test leaves them) or when [`RunFolder::keep`] was called.
+/// Its logs are kept, and its path is printed, if [`RunFolder::keep`] was called. The same happens if any
+/// thread of the process panicked while the folder was in use, so a failed test leaves its logs.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
@@ -73,7 +73,7 @@ impl RunFolder {
         &self.path
     }
 
-    /// Keeps the logs and says on standard error where they are.
+    /// Keeps the logs and prints their folder to standard error.
     pub fn keep(&self) {
         keep(&self.path);
     }
@@ -118,8 +118,8 @@ fn keep(folder: &Path) {
     }
 }
 
-/// Panics are seen in the hook because a static is never dropped, and a test harness catches
-/// what a test panics with.
+/// Panics are seen in the hook because a static is never dropped, and because a test harness catches the
+/// panic of a test.
 fn keep_on_panic() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -1,5 +1,5 @@
-//! The control plane of a Cluster, without machines: a stand-in object that says what a
-//! managed control plane says.
+//! The control plane of a Cluster, without machines: a stand-in object with the status of a managed control
+//! plane.
 
 use std::time::Duration;
 
@@ -51,9 +51,8 @@ pub async fn create_cluster(
     apply(&management.admin_client().await?, cluster).await
 }
 
-/// Creates what the Cluster `name` refers to as its control plane, initialized and with the
-/// workload cluster behind it, and returns the value of its `spec.controlPlaneRef`. To be called
-/// before the Cluster is created.
+/// Creates the control plane object of the Cluster `name`, initialized and with the workload cluster behind
+/// it. Returns the value of `spec.controlPlaneRef`. Must be called before the Cluster is created.
 ///
 /// # Errors
 /// When the API server refuses one of the objects.
@@ -73,8 +72,8 @@ pub async fn create_control_plane(
     Ok(json!({"apiGroup": GROUP, "kind": KIND, "name": name}))
 }
 
-/// Creates the Secret by which core finds the workload cluster of the Cluster `name`. To be called before the
-/// Cluster is created; [`create_cluster`] does it itself.
+/// Creates the kubeconfig Secret that core reads to reach the workload cluster of the Cluster `name`. Must be
+/// called before the Cluster is created; [`create_cluster`] does it itself.
 ///
 /// # Errors
 /// When the workload cluster does not start, or when the API server refuses the Secret.
@@ -87,8 +86,8 @@ pub async fn connect_workload(management: &ManagementCluster, namespace: &str, n
         .with_context(|| format!("creating the kubeconfig Secret of Cluster {namespace}/{name}"))
 }
 
-/// Makes a stand-in control plane say that it is initialized, available, managed elsewhere, and at the
-/// version and number of replicas that its spec asks for. Does nothing when it says so already.
+/// Sets the status of a stand-in control plane: initialized, available, managed elsewhere, and at the version
+/// and number of replicas of its spec. Does nothing if the status is set already.
 ///
 /// # Errors
 /// When the API server refuses the status.

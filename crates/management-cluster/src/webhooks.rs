@@ -46,7 +46,8 @@ async fn remove(client: &Client, object: Value) -> Result<()> {
     Ok(())
 }
 
-/// The mutating and the validating webhooks are registered by an object each, so each is examined by itself.
+/// The mutating and the validating webhooks are registered by different objects, so each is checked
+/// separately.
 async fn wait_until_in_effect(client: &Client, expected: bool) -> Result<()> {
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("cluster.x-k8s.io", "v1beta2", "Machine"));
     let machines = Api::<DynamicObject>::default_namespaced_with(client.clone(), &resource);
@@ -69,7 +70,7 @@ async fn is_defaulted(machines: &Api<DynamicObject>) -> Result<bool> {
     Ok(!machine.data["spec"]["deletion"]["nodeDeletionTimeoutSeconds"].is_null())
 }
 
-/// Whether a Machine is refused for what only the validating webhook objects to.
+/// Whether a Machine is refused for a version that only the validating webhook objects to.
 async fn is_validated(machines: &Api<DynamicObject>) -> Result<bool> {
     match dry_run(machines, "not-a-version").await {
         Ok(_) => Ok(false),

@@ -27,8 +27,8 @@ pub const BOOTSTRAP_KUBECONFIG: &str = "/etc/kubernetes/bootstrap-kubelet.conf";
 /// Where the bootstrap data puts the configuration of the kubelet.
 pub const KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
 
-/// A name of the workload cluster's API server, besides those of the loopback interface: guests give it the
-/// address under which they reach it.
+/// A name of the workload cluster's API server, in addition to the names of the loopback interface. Guests
+/// resolve it to their address for the API server.
 pub const WORKLOAD_HOST: &str = "workload";
 
 /// A workload cluster without any controller: an API server that has the Nodes of machines.
@@ -82,9 +82,9 @@ impl Workload {
         &self.api_server
     }
 
-    /// The kubeconfig of a kubelet that joins, whose token is a bootstrap token: it may ask for the
-    /// certificate of a Node, which [`crate::ManagementCluster::workload_controllers`] sign. The server is
-    /// the URL under which a guest reaches this API server, with one of its names: see [`WORKLOAD_HOST`].
+    /// The kubeconfig of a kubelet that joins. Its bootstrap token may request the certificate of a Node;
+    /// [`crate::ManagementCluster::workload_controllers`] sign it. `server` is the URL that a guest
+    /// uses for this API server, with one of its names: see [`WORKLOAD_HOST`].
     ///
     /// # Errors
     /// When the document cannot be rendered, which would be a fault of this crate.
@@ -129,9 +129,9 @@ impl Workload {
         ))
     }
 
-    /// The Secret by which core reaches this workload cluster for the Cluster `cluster` in
-    /// `namespace`. Core reads it when it first sees the Cluster and then only half a minute later, so
-    /// it has to be created before.
+    /// The kubeconfig Secret that core reads to reach this workload cluster for the Cluster `cluster` in
+    /// `namespace`. Core reads it when it first sees the Cluster and then only half a minute later, so create
+    /// it before the Cluster.
     pub fn kubeconfig_secret(&self, namespace: &str, cluster: &str) -> Secret {
         let value = ByteString(self.api_server.admin_document().as_bytes().to_vec());
         let label = ("cluster.x-k8s.io/cluster-name".to_owned(), cluster.to_owned());

@@ -1,5 +1,5 @@
-//! The common part of the drivers in `examples/drivers`, in whatever language: a script that makes what they
-//! need, and a Unix socket.
+//! The common part of the drivers in `examples/drivers`, in any language: a script that prepares the driver's
+//! files, and a Unix socket.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,7 +22,7 @@ pub struct ExampleDriver {
     pub process: Process,
 }
 
-/// Runs a script that makes a folder with what a driver needs, and prints the path of the folder.
+/// Runs a script that prepares a folder with a driver's files. Returns the path, which the script prints.
 pub(crate) async fn prepare(script: &Path) -> Result<PathBuf> {
     let mut command = tokio::process::Command::new(script);
     let output = tokio::time::timeout(PREPARE_DEADLINE, command.kill_on_drop(true).output());

@@ -8,13 +8,13 @@ use management_cluster::RunFolder;
 
 use crate::example_driver::{self, ExampleDriver};
 
-/// The program of the driver. It is generated and built at the first request.
+/// The driver's program. The first request generates and builds it.
 #[derive(Clone, Debug)]
 pub struct Go {
     program: PathBuf,
 }
 
-/// A driver that serves, and the folder that is its back end.
+/// A running driver, and the folder that is its back end.
 #[derive(Debug)]
 pub struct GoDriver {
     /// The process, and where it serves.

@@ -1,5 +1,5 @@
-//! The guests of the simulated cloud. They are not part of the driver: it makes VMs, and this module watches
-//! what boots in them.
+//! The guests of the simulated cloud. They are not part of the driver: the driver makes VMs, and this module
+//! reports their guests.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::Path;
@@ -13,7 +13,7 @@ use management_cluster::hollow_kubelet::{Guest, GuestEvent};
 /// The poll interval of the guests.
 pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
-/// The events of the guests of the cloud that lives in this state file.
+/// The events of the guests of the cloud in this state file.
 pub fn guests(state: &Path) -> impl Stream<Item = GuestEvent> + Send + 'static {
     let view = CloudView::open(state, Arc::new(WallClock));
     let start = (view, Seen::default(), BTreeMap::new(), VecDeque::new());
@@ -41,12 +41,12 @@ pub fn guests(state: &Path) -> impl Stream<Item = GuestEvent> + Send + 'static {
     })
 }
 
-/// The guests that were seen running, by provider id.
+/// The guests that ran at the last poll, by provider id.
 #[derive(Default)]
 pub(crate) struct Seen(BTreeSet<String>);
 
 impl Seen {
-    /// The events since the last poll, when these guests run now.
+    /// Returns the events since the last poll, given the guests that run now.
     pub(crate) fn events<V>(
         &mut self,
         running: &BTreeMap<String, V>,
@@ -62,7 +62,7 @@ impl Seen {
         events
     }
 
-    /// Makes a guest boot again, though it runs as it did at the last poll.
+    /// Makes a guest boot again, although it runs as at the last poll.
     fn forget(&mut self, id: &str) {
         self.0.remove(id);
     }

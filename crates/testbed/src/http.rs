@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// Far above what is usual: moto takes seconds to begin with, on a busy computer many.
+/// Far above the usual: moto takes seconds to start, and many seconds on a busy computer.
 const DEADLINE: Duration = Duration::from_mins(1);
 
 /// A GET over plain HTTP: status code and body.

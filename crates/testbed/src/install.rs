@@ -1,4 +1,4 @@
-//! Installing what is shipped.
+//! Installing the shipped manifests.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub fn definitions() -> Result<String> {
 }
 
 /// Installs `config/default` as an administrator would, with kustomize, and waits until Cluster API may use
-/// the kinds. The admission policies are there as well, as a provider that ran before has left them.
+/// the kinds. The admission policies are installed as well, as if a provider had run before.
 ///
 /// # Errors
 /// When kustomize or the API server refuses something.

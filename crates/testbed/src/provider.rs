@@ -29,7 +29,7 @@ pub struct Launch {
     pub flags: Vec<String>,
 }
 
-/// A provider that was started.
+/// A started provider.
 #[derive(Debug)]
 pub struct Launched {
     /// The process.
@@ -90,10 +90,10 @@ pub async fn service_account(management: &ManagementCluster) -> Result<PathBuf> 
         .await
 }
 
-/// `127.0.0.1` with a port that nothing listens on.
+/// `127.0.0.1` with a free port.
 ///
-/// Ports are taken in turn from below the range that the kernel gives to outgoing connections: a port that
-/// was free a moment ago must not be gone when the provider listens.
+/// Ports are chosen in turn from below the kernel's range for outgoing connections. So no connection takes
+/// the port before the provider listens.
 ///
 /// # Errors
 /// When all are taken.
@@ -101,7 +101,7 @@ pub fn free_address() -> Result<String> {
     const FIRST: u32 = 20_000;
     const COUNT: u32 = 12_000;
     static NEXT_PORT: AtomicU32 = AtomicU32::new(0);
-    // Processes that run at the same time begin in different places.
+    // Concurrent processes start at different ports.
     let start = std::process::id().wrapping_mul(97);
     (0..COUNT)
         .map(|_| start.wrapping_add(NEXT_PORT.fetch_add(1, Ordering::Relaxed)) % COUNT + FIRST)

@@ -20,7 +20,7 @@ use crate::provider::free_address;
 
 const START_DEADLINE: Duration = Duration::from_mins(2);
 
-/// The Python of the virtual environment that the drivers run in. It is made at the first request.
+/// The Python of the drivers' virtual environment. The first request creates it.
 #[derive(Clone, Debug)]
 pub struct Python {
     interpreter: PathBuf,
@@ -31,7 +31,7 @@ pub struct Python {
 pub struct Ec2 {
     /// `127.0.0.1:port`.
     pub address: String,
-    /// By which the driver would know it if it served with TLS.
+    /// The certificate authorities that the driver would trust if EC2 served with TLS.
     authorities: PathBuf,
     _process: Process,
 }
@@ -116,7 +116,7 @@ impl Python {
     }
 }
 
-/// An instance that runs, as the console of EC2 says it.
+/// A running instance, as the console of EC2 describes it.
 #[derive(Clone, Debug, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ec2Guest {
@@ -126,7 +126,7 @@ pub struct Ec2Guest {
     pub node_name: String,
     /// Its private address.
     pub address: String,
-    /// Whether the network drops what is not sent from or to its address.
+    /// Whether the network drops packets that are not from or to its address.
     pub source_dest_check: bool,
     /// Its tags.
     pub tags: BTreeMap<String, String>,
@@ -174,7 +174,7 @@ impl Ec2 {
         })
     }
 
-    /// Asks the console of moto; see `ec2_server.py` for what it offers.
+    /// Reads a page of moto's console; see `ec2_server.py` for its pages.
     ///
     /// # Errors
     /// When it does not answer, or not in JSON.

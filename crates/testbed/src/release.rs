@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-/// `make release` of a version, into a folder. Without a list of crates, whose tool takes two minutes to
-/// build: append `SBOM=yes` for one.
+/// `make release` of a version, into a folder. Without a list of crates, because building its tool takes two
+/// minutes: append `SBOM=yes` for the list.
 pub fn make_release(folder: &Path, version: &str, kubectl: &Path) -> Command {
     let mut make = Command::new("make");
     make.arg("release")

@@ -1,4 +1,4 @@
-//! Guests that have booted: those that serve the seed of their machine to their network.
+//! Booted guests that serve the seed of their machine to their network.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 /// The poll interval of the guests.
 const LOOK: Duration = Duration::from_millis(500);
-/// How often in turn a guest may fail to answer before it counts as gone.
+/// How often in a row a guest may fail to answer before it counts as gone.
 const PATIENCE: u32 = 3;
 
 /// The values that a guest has read from its NoCloud seed.
@@ -46,7 +46,7 @@ impl Seed {
         })
     }
 
-    /// Asks a guest that this computer reaches.
+    /// Reads the seed from a guest.
     ///
     /// # Errors
     /// When it does not answer.
@@ -60,8 +60,8 @@ impl Seed {
     }
 }
 
-/// The events of the guests of these machines. `ask` gets ProviderID and address of a machine, and asks its
-/// guest.
+/// The events of the guests of these machines. `ask` receives the ProviderID and the address of a machine,
+/// and returns the seed of its guest.
 pub fn seeded_guests<A, F>(
     machines: Api<InfraMachine>,
     ask: A,
@@ -94,7 +94,7 @@ fn vm(machine: &InfraMachine) -> Option<(String, String)> {
     Some((machine.spec.provider_id.clone()?, internal.address.clone()))
 }
 
-/// The guests that have answered, by ProviderID, and how often in turn they have not since.
+/// The guests that have answered, by ProviderID, each with its number of missing answers in a row.
 #[derive(Default)]
 struct Silent(BTreeMap<String, u32>);
 

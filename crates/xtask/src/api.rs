@@ -90,9 +90,8 @@ fn type_of(schema: &Value) -> String {
     }
 }
 
-/// Returns the limits on a value.
 fn limits(schema: &Value) -> Vec<String> {
-    // The limit on the length of a time says nothing.
+    // A time has a fixed format, so its maximum length is irrelevant.
     if schema["format"] == "date-time" {
         return Vec::new();
     }
@@ -123,7 +122,6 @@ fn limits(schema: &Value) -> Vec<String> {
     limits
 }
 
-/// Returns the validation rules of a schema.
 fn rules(schema: &Value) -> Vec<String> {
     let rules = schema["x-kubernetes-validations"].as_array();
     rules

@@ -59,7 +59,6 @@ struct Explanation {
     remedy: &'static str,
 }
 
-/// Returns the explanation of a disposition for operators.
 const fn explanation(disposition: Disposition) -> Explanation {
     match disposition {
         Disposition::Retry => Explanation {

@@ -131,7 +131,7 @@ fn events(record: &Record) -> Vec<String> {
     record.events.iter().map(text).collect()
 }
 
-/// Returns the advice for a failure, or the failure of an earlier row that has the same.
+/// Returns the advice for a failure, or the earlier row with the same advice.
 fn advice(record: &Record, earlier: &[Record]) -> String {
     let same = earlier.iter().find(|other| other.next == record.next);
     match same {

@@ -6,7 +6,7 @@ use crate::markdown;
 
 /// Returns the flags of a program, or of its command with this path of names, such as `driver serve`.
 pub(crate) fn table(mut cli: Command, path: &str) -> String {
-    // This hands the arguments that all commands share down to each.
+    // Adds the global arguments to each command.
     cli.build();
     let documented = |flag: &&Arg| {
         let is_flag = !flag.is_positional() && !flag.is_hide_set();

@@ -61,7 +61,7 @@ fn labels(text: &str, name: &str) -> String {
     names.join(", ")
 }
 
-/// Returns metrics that have something to show in each.
+/// Returns metrics with a value in each family.
 fn sample() -> Metrics {
     let metrics = Metrics::new();
     let took = Duration::from_secs(1);

@@ -50,7 +50,7 @@ fn rows(reasons: &[Reason], runbook: &str) -> Result<Vec<[String; 3]>> {
     Ok(rows)
 }
 
-/// Returns the title of the section of each reason: the one that has it in its line `Reasons:`.
+/// Returns the title of the section of each reason. The section lists the reason in its line `Reasons:`.
 fn sections(runbook: &str) -> Result<BTreeMap<&str, &str>> {
     let mut sections = BTreeMap::new();
     for section in runbook.split("\n### ").skip(1) {

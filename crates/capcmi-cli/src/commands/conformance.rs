@@ -1,4 +1,4 @@
-//! `capcmi conformance`: tests whether a driver complies with the rules, one by one.
+//! `capcmi conformance`: tests, rule by rule, whether a driver conforms.
 
 mod output;
 mod signals;
@@ -28,8 +28,8 @@ use cmi_grpc::client::Connector;
 use output::ReportFile;
 use signals::Signals;
 
-/// How much longer the client waits for a call than the suite does, so that the suite is first to report a
-/// call that hangs.
+/// The client's timeout exceeds the suite's by this much, so that the suite is first to report a call that
+/// hangs.
 const CLIENT_GRACE: Duration = Duration::from_secs(5);
 
 /// Test a driver against the published rules (cmi.v1) and this provider's own (capcmi), one by one.
@@ -102,7 +102,7 @@ impl Required {
         let broken: Vec<_> = report.broken().map(|rule| rule.id).collect();
         let top = report.layers.last().filter(|_| report.passed);
         match top {
-            // No binding rule is broken: the level asked for needs more than was tried.
+            // No binding rule is broken, but the required level needs more tests than the run made.
             Some(top) => format!(
                 "{target} reaches level `{}`, but --require asks for `{}`; missing: {}",
                 report::compliance(top),
@@ -129,7 +129,7 @@ enum BuiltIn {
 /// Prints a line for each case when it ends, and for a call that takes long.
 #[derive(Default)]
 struct Lines {
-    /// The ledger of VMs that the run may have made; set when the run begins.
+    /// The ledger of VMs that the run may have made; set when the run starts.
     ledger: Arc<OnceLock<Arc<Ledger>>>,
 }
 
@@ -237,7 +237,7 @@ fn plugin(args: &PluginArgs, config: Config) -> Result<Subject, CommandError> {
     })
 }
 
-/// Returns the function that makes the bare connections of the suite.
+/// Returns the function that opens the bare connections of the suite.
 pub fn connect(connector: Connector) -> Connect {
     let connector = Arc::new(connector);
     Box::new(move || {

@@ -77,8 +77,8 @@ async fn check(args: CheckArgs) -> Result<(), CommandError> {
     Err(anyhow::anyhow!("not ready: {}", failed.join(", ")).into())
 }
 
-/// Checks the file alone. The credentials that it names are where the provider runs, which may not be here,
-/// so they are not read.
+/// Checks the file alone. Its credentials are in the provider's environment, possibly on another host, so
+/// they are not read.
 fn check_file(path: &Path) -> Result<(), CommandError> {
     for DriverConfig { mut settings, kind } in configured(path)? {
         settings.credentials = None;

@@ -194,8 +194,8 @@ impl Origin {
         }
     }
 
-    /// Makes sure that machine-controller-manager is stopped: a controller that runs would delete the VMs, by
-    /// its own objects or as orphans. Returns `None` where the objects come from files.
+    /// Checks that machine-controller-manager is stopped: a running controller would delete the VMs, through
+    /// its own objects or as orphans. Returns `None` if the objects come from files.
     async fn stopped(&self, args: &MigrateArgs) -> Result<Option<Stopped>, CommandError> {
         if !args.machine_controller_manager_is_stopped {
             return Err(CommandError::Misconfigured(anyhow!(
@@ -268,7 +268,7 @@ async fn convert(
         };
         let class = driver.generate_machine_class_for_migration(request).await;
         let mut class = class.with_context(|| format!("driver {name} cannot convert {what}"))?;
-        // The metadata stays as it was: the driver does not decide which object the class is.
+        // The metadata stays: the driver does not decide which object the class is.
         class.insert("metadata".to_owned(), metadata);
         source.classes.insert(key, class);
     }

@@ -46,7 +46,7 @@ pub(super) struct ListArgs {
     output: Output,
 }
 
-/// A VM as it is printed.
+/// A VM in the output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
@@ -61,7 +61,7 @@ struct Row {
     machine_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     created_at: Option<Timestamp>,
-    /// A note: the owner, or what prevents the deletion of an orphan.
+    /// A note: the owner, or the obstacle to deleting an orphan.
     why: Vec<String>,
 }
 
@@ -82,7 +82,7 @@ async fn list(args: ListArgs) -> Result<(), CommandError> {
         .flat_map(|(driver, scan)| scan.failures.iter().map(move |why| format!("{driver}: {why}")))
         .collect();
     match args.output {
-        // The error says what could not be looked at: `No orphans.` would not be true of that.
+        // The error lists the failed scans: `No orphans.` would be wrong for them.
         Output::Table if rows.is_empty() && !failures.is_empty() => {}
         Output::Table if rows.is_empty() => print_line(none(args.all)),
         Output::Table => print_line(text(&rows, Timestamp::now()).trim_end()),
@@ -95,7 +95,7 @@ async fn list(args: ListArgs) -> Result<(), CommandError> {
     Err(anyhow::anyhow!("the result is incomplete: {failures}").into())
 }
 
-/// The text that is printed where there are no rows.
+/// Returns the text for an empty table.
 const fn none(all: bool) -> &'static str {
     if all {
         "The drivers list no VM of the Clusters in this management cluster."

@@ -1,5 +1,4 @@
-//! The flags that say how a command reaches a plugin: the same settings as the key `grpc` of the drivers
-//! file.
+//! The flags for the connection to a plugin: the same settings as the key `grpc` of the drivers file.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,8 +43,8 @@ const MAX_KEEPALIVE: u32 = 3600;
 /// The interval between attempts to connect to a plugin that has not started yet.
 const KNOCK: Duration = Duration::from_millis(100);
 
-/// The flags for the keys of the drivers file. Longer keys come first, since a shorter one may be part of
-/// them.
+/// The flags for the keys of the drivers file. Longer keys come first, since a shorter key may be part of a
+/// longer one.
 const FLAGS: [(&str, &str); 9] = [
     ("certFile and keyFile", "--cert-file and --key-file"),
     ("`insecure: true`", "--insecure"),
@@ -70,7 +69,7 @@ impl PluginArgs {
             .misconfigured()
     }
 
-    /// Returns the connector that makes bare connections to the plugin.
+    /// Returns the connector that opens bare connections to the plugin.
     ///
     /// # Errors
     /// The flags describe no plugin.
@@ -118,8 +117,8 @@ impl PluginArgs {
     }
 }
 
-/// Returns the message of an error in the configuration that the flags make, with the flags in place of the
-/// keys of the drivers file.
+/// Returns the message of an error in the configuration from the flags. Replaces the keys of the drivers file
+/// by the flags.
 fn with_flags(error: &ConfigError) -> String {
     FLAGS.iter().fold(error.to_string(), |message, (key, flag)| {
         message.replace(key, flag)
@@ -172,7 +171,7 @@ mod tests {
         }
     }
 
-    /// grpc-go closed a connection after 41 s of a call on which it was pinged every 10 s.
+    /// grpc-go closed a connection that was pinged every 10 s, after 41 s of a call.
     #[test]
     fn a_command_that_does_not_probe_pings_no_server_that_has_its_defaults() {
         let args = args("tcp://127.0.0.1:1");

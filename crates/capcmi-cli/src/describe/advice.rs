@@ -1,4 +1,4 @@
-//! What an operator should do next. Pure.
+//! The next steps for an operator. Pure.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,7 @@ use capcmi::api::v1alpha1::{InfraMachine, OperationState};
 use capcmi::api::{ObjectMetaExt as _, annotations};
 use capcmi::driver::ObservedVm;
 
-/// What an operator should do for a machine, what matters most first; never nothing.
+/// Returns the next steps for a machine, most important first. The list is never empty.
 pub(super) fn steps(facts: &MachineReport, now: Timestamp) -> Vec<String> {
     let machine = &facts.machine;
     let status = machine.status.clone().unwrap_or_default();
@@ -141,7 +141,7 @@ fn of_vm(facts: &MachineReport) -> Option<String> {
     }
 }
 
-/// What to do when no condition has a remedy.
+/// Returns the advice when no condition has a remedy.
 fn without_remedy(facts: &MachineReport, summary: Option<&Condition>, now: Timestamp) -> String {
     let machine = &facts.machine;
     let status = machine.status.clone().unwrap_or_default();
@@ -181,7 +181,7 @@ fn without_remedy(facts: &MachineReport, summary: Option<&Condition>, now: Times
     format!("{cause}Wait.")
 }
 
-/// Whether Cluster API still looks for the Node of a VM that is up.
+/// Whether Cluster API is still waiting for the Node of a running VM.
 fn is_without_node(facts: &MachineReport) -> bool {
     let is_provisioned = |phase: &Option<String>| phase.as_deref() == Some("Provisioned");
     facts.owners.iter().any(|owner| {
@@ -190,7 +190,7 @@ fn is_without_node(facts: &MachineReport) -> bool {
     })
 }
 
-/// Cause and remedy of a reason; `None` for a reason that asks for nothing.
+/// Returns cause and remedy of a reason; `None` if no action is needed.
 pub(super) fn of_reason(why: &str) -> Option<String> {
     let reason = Reason::named(why)?;
     reason.remedy.map(|_| reason.explanation())

@@ -1,4 +1,4 @@
-//! Gathers what is known about a driver.
+//! Gathers the facts about a driver.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -24,45 +24,46 @@ use cmi_driver::Status;
 /// The most InfraClusters that a page shows.
 const MAX_CLUSTERS: usize = 20;
 
-/// What is known about a driver.
+/// The facts about a driver.
 #[derive(Debug)]
 pub struct DriverReport {
     /// The name in `spec.driver`.
     pub name: String,
-    /// What the drivers file says of it; nothing without one.
+    /// The driver's entry in the drivers file; `None` if no drivers file was given.
     pub configured: Option<Configured>,
-    /// The driver's answer about itself, asked now.
+    /// The driver's current description of itself.
     pub answer: DriverAnswer,
     /// The driver's machines by phase and reason.
     pub machines: BTreeMap<(String, String), u64>,
-    /// Machines without a driver's name that may be this driver's, as the only one of their namespace.
+    /// Machines without a driver's name that may belong to this driver, as the only driver of their
+    /// namespace.
     pub unnamed: u64,
-    /// The InfraClusters that name the driver, or whose machines it has.
+    /// The InfraClusters that name the driver, or have machines of it.
     pub clusters: Vec<InfraCluster>,
     /// How many of these InfraClusters are not shown.
     pub more_clusters: usize,
-    /// The newest events of orphans and duplicates, at whatever driver.
+    /// The newest events about orphans and duplicates, of any driver.
     pub orphans: Result<Vec<EventSummary>, String>,
     /// The metrics of the running provider.
     pub scrape: Option<Scrape>,
 }
 
-/// What the drivers file says of a driver.
+/// A driver's entry in the drivers file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Configured {
     /// The driver is not in the file that was given.
     No,
-    /// The driver is in the file; how many calls may run at the same time.
+    /// The driver is in the file, with this limit on concurrent calls.
     Yes {
         /// `maxConcurrentCalls`.
         max_concurrent_calls: u32,
     },
 }
 
-/// What a driver says of itself.
+/// The driver's description of itself.
 #[derive(Debug)]
 pub enum DriverAnswer {
-    /// The driver was not asked.
+    /// The driver was not called.
     NotAsked,
     /// The driver does not answer.
     Failed(Status),
@@ -70,11 +71,10 @@ pub enum DriverAnswer {
     Says(Introspection),
 }
 
-/// Reads what there is to know of a driver, in a namespace or in all. With `drivers`, the driver is asked
-/// about itself.
+/// Gathers the facts about a driver, in one namespace or in all. With `drivers`, also calls the driver.
 ///
 /// # Errors
-/// The machines can't be listed.
+/// The machines cannot be listed.
 pub async fn gather(
     client: &Client,
     drivers: Option<&ConfiguredDrivers>,

@@ -13,7 +13,7 @@ use capcmi::driver::Introspection;
 use capcmi::telemetry::metrics::MachinePhase;
 use cmi_driver::{Capabilities, Operation, Readiness};
 
-/// What is known of a driver and what to do next, on one page.
+/// Renders the facts about a driver and the next steps as one page.
 pub fn page(facts: &DriverReport, now: Timestamp) -> String {
     let mut page = Page::default();
     page.section(&format!("Driver {}", facts.name));
@@ -61,7 +61,7 @@ fn configured(page: &mut Page, facts: &DriverReport) {
     }
 }
 
-/// What an operator should do for a driver; never nothing.
+/// Returns the next steps for a driver. The list is never empty.
 fn steps(facts: &DriverReport) -> Vec<String> {
     let mut steps = Vec::new();
     if facts.configured == Some(Configured::No) {

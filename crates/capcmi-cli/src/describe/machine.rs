@@ -1,4 +1,4 @@
-//! Gathers what is known about a machine.
+//! Gathers the facts about a machine.
 
 use kube::Client;
 use kube::api::Api;
@@ -13,7 +13,7 @@ use capcmi::api::{DeserializeGuard, ObjectMetaExt as _, labels};
 use capcmi::apiserver::error_message;
 use capcmi::driver::ConfiguredDrivers;
 
-/// What is known about a machine.
+/// The facts about a machine.
 #[derive(Clone, Debug)]
 pub struct MachineReport {
     /// The InfraMachine.
@@ -24,28 +24,28 @@ pub struct MachineReport {
     pub cluster: Result<ClusterSummary, String>,
     /// Its VM.
     pub vm: VmAnswer,
-    /// Its newest events and those of its Machine, or why they can't be had.
+    /// Its newest events and its Machine's, or why they cannot be read.
     pub events: Result<Vec<EventSummary>, String>,
 }
 
-/// What is known about a Cluster.
+/// The facts about a Cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterSummary {
     /// Its name.
     pub name: String,
     /// Whether it is paused.
     pub paused: bool,
-    /// Whether Cluster API takes its infrastructure for provisioned.
+    /// Whether Cluster API considers its infrastructure provisioned.
     pub provisioned: bool,
-    /// Its InfraCluster, if that is of this provider, or why it can't be had.
+    /// Its InfraCluster, if it belongs to this provider, or why it cannot be read.
     pub infra: Option<Result<InfraCluster, String>>,
 }
 
-/// Reads what there is to know of an InfraMachine, given by its own name or by that of its Machine. With
-/// `drivers`, the machine's driver is asked about its VM.
+/// Gathers the facts about an InfraMachine, given its own name or its Machine's name. With `drivers`, also
+/// queries the machine's driver for the VM.
 ///
 /// # Errors
-/// The object itself can't be had.
+/// The object itself cannot be read.
 pub async fn gather(
     client: &Client,
     drivers: Option<&ConfiguredDrivers>,

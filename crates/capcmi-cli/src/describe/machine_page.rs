@@ -15,7 +15,7 @@ use capcmi::api::{ObjectMetaExt as _, conditions};
 use capcmi::driver::ObservedVm;
 use capcmi::machine::phase;
 
-/// What is known of a machine and what to do next, on one page.
+/// Renders the facts about a machine and the next steps as one page.
 pub fn page(facts: &MachineReport, now: Timestamp) -> String {
     let mut page = Page::default();
     let machine = &facts.machine;
@@ -69,7 +69,7 @@ fn head(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
 
 fn owners(page: &mut Page, facts: &MachineReport) {
     page.section("Owners");
-    // The Cluster has a row of its own.
+    // The Cluster has its own row.
     let below_cluster = facts.owners.iter();
     let below_cluster = below_cluster.filter(|owner| facts.cluster.is_err() || owner.kind != "Cluster");
     for owner in below_cluster {
@@ -118,7 +118,7 @@ fn infra_cluster(page: &mut Page, cluster: &ClusterSummary) {
     }
 }
 
-/// Name, `Ready` and what else is wrong with an InfraCluster.
+/// Returns the name, the `Ready` condition and the other problems of an InfraCluster.
 pub(super) fn summary(infra: &InfraCluster) -> String {
     let name = infra.metadata.name();
     let all = infra.status.as_ref().map_or(&[][..], |status| &status.conditions);

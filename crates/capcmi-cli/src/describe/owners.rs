@@ -6,7 +6,7 @@ use kube::api::ObjectMeta;
 use capcmi::api::ObjectMetaExt as _;
 use capcmi::apiserver::{dynamic, error_message};
 
-/// The longest chain of owners that is followed: none of Cluster API is longer.
+/// The longest chain of owners that is followed. Cluster API has no longer chain.
 const MAX_CHAIN: usize = 8;
 
 /// An owner, as far as it could be read.
@@ -23,7 +23,7 @@ pub struct Owner {
 /// The state of an owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OwnerState {
-    /// The owner exists; its phase, where it has one, and whether it is being deleted.
+    /// The owner exists: its phase, if it has one, and whether it is being deleted.
     There {
         /// `status.phase`.
         phase: Option<String>,

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-/// The column in which the values of a section begin.
+/// The column where a section's values start.
 const COLUMN: usize = 16;
 
 /// A page under construction.
@@ -82,7 +82,7 @@ pub fn span(seconds: i64) -> String {
     }
 }
 
-/// A value, or that there is none.
+/// Returns the text, or `none` if it is empty.
 pub(super) fn or_none(text: &str) -> &str {
     if text.is_empty() { "none" } else { text }
 }

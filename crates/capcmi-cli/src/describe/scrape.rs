@@ -14,7 +14,7 @@ pub(super) struct Sample {
     pub value: f64,
 }
 
-/// A text that is no scrape of this provider.
+/// The text is not a metrics scrape of this provider.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidScrape {
     /// A line is not a sample.
@@ -53,7 +53,7 @@ impl Scrape {
         })
     }
 
-    /// The value of a metric that is one of the process.
+    /// Returns the value of a metric of the process.
     pub(super) fn of_process(&self, name: &str) -> Option<f64> {
         self.0
             .iter()
@@ -83,7 +83,7 @@ fn sample(line: &str) -> Option<Sample> {
     })
 }
 
-/// The labels, and what follows the brace that ends them.
+/// Parses the labels, and returns them with the text after the closing brace.
 fn labels(mut inside: &str) -> Option<(BTreeMap<String, String>, &str)> {
     let mut labels = BTreeMap::new();
     loop {
@@ -98,7 +98,7 @@ fn labels(mut inside: &str) -> Option<(BTreeMap<String, String>, &str)> {
     }
 }
 
-/// A value up to its closing quote, and what follows.
+/// Parses a value up to its closing quote, and returns the text after it.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let (mut value, mut letters) = (String::new(), text.char_indices());
     loop {

@@ -1,4 +1,4 @@
-//! The pages as they are printed. `CAPCMI_WRITE_PAGES=1` writes those that differ, to be read and committed.
+//! Compares the pages with committed ones. `CAPCMI_WRITE_PAGES=1` writes the changed pages, for review.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -99,7 +99,7 @@ fn facts(machine: &serde_json::Value, vm: VmAnswer) -> MachineReport {
     }
 }
 
-/// A machine that was refused for want of quota, a minute after it was made.
+/// A machine that was refused due to the quota, a minute after its creation.
 fn refused() -> serde_json::Value {
     json!({
         "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
@@ -164,7 +164,7 @@ fn page_of_a_machine_that_is_up_asks_for_a_step_only_without_a_node() {
     assert_page("up.txt", &owner_is("Running"));
 }
 
-/// What can't be had keeps nothing else off the page.
+/// An unreadable part does not hide the others.
 #[test]
 fn the_page_of_a_deletion_whose_driver_was_removed_says_so_and_what_could_not_be_read() {
     let mut deleted = refused();

@@ -10,14 +10,14 @@ use capcmi::driver::resolution::driver_of;
 use capcmi::driver::{ConfiguredDrivers, ObservedVm, Permit, Priority};
 use cmi_driver::{Code, ListMachinesRequest, MachineClass, MachineRef, Operation, ProviderSpec, Status};
 
-/// What the driver says of the VM.
+/// The driver's answer about the VM.
 #[derive(Clone, Debug, PartialEq)]
 pub enum VmAnswer {
     /// The driver was not called, for this reason.
     NotCalled(String),
     /// The driver's answer about the VM.
     Observed(ObservedVm),
-    /// The driver can't be asked about one VM; whether its list has one of the name.
+    /// The driver has no call about one VM: the id of a VM with the name in its list, if any.
     Listed(Option<String>),
     /// The call failed.
     Failed {
@@ -40,8 +40,8 @@ impl VmAnswer {
     }
 }
 
-/// Asks the driver, by what the provider would ask with. Changes nothing. Not by a
-/// [`capcmi::reconcile::driver_query::Query`]: a command waits for its permit, and says of each step why it
+/// Queries the driver with the same request as the provider. Changes nothing. Does not use
+/// [`capcmi::reconcile::driver_query::Query`]: a command waits for its permit, and reports why each step
 /// failed.
 pub(super) async fn of(
     client: &Client,

@@ -1,4 +1,4 @@
-//! Whether machine-controller-manager runs, as far as its Leases tell.
+//! Whether machine-controller-manager is running, according to its Leases.
 //!
 //! No Lease proves that it is stopped: one of its two controllers may have no Lease, and the Lease of a
 //! controller in a crash loop has expired. So the operator has to confirm that it is stopped, and a Lease can
@@ -18,11 +18,10 @@ use capcmi::api::wall_clock;
 
 /// The Leases of machine-controller-manager, and of the controller of a provider.
 const LEASES: [&str; 2] = ["machine-controller-manager", "machine-controller"];
-/// How long a Lease is observed: its holder renews it every two seconds, whatever the clocks of both sides
-/// say.
+/// How long a Lease is observed. Its holder renews it every two seconds, so clock skew does not matter.
 const LOOK: Duration = Duration::from_secs(6);
 
-/// The objects of a machine-controller-manager that the operator says is stopped.
+/// The objects of a machine-controller-manager that the operator has stopped.
 #[derive(Clone)]
 pub struct Stopped {
     /// The client of the cluster with the objects.
@@ -100,7 +99,7 @@ impl Leases {
         self.0.values().any(has_holder)
     }
 
-    /// The name of a Lease that differs from what was read before.
+    /// Returns the name of a Lease that differs from the earlier reading.
     fn changed<'a>(&self, now: &'a Self) -> Option<&'a str> {
         let mut all = now.0.iter();
         all.find(|(name, lease)| self.0.get(*name) != Some(*lease))

@@ -2,13 +2,13 @@
 
 use capcmi::api::identity::InvalidRecord;
 
-/// Why a migration stopped. The objects that were made stay, and the next run goes on from there.
+/// Why a migration stopped. The created objects stay, and the next run continues from there.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// The API server refused or could not be reached.
     #[error("{action} failed")]
     Api {
-        /// What was about to be done.
+        /// The attempted request.
         action: String,
         /// Why not.
         source: kube::Error,
@@ -35,13 +35,13 @@ pub enum WriteError {
         /// The Machines that are not its own.
         left: String,
     },
-    /// The old controller runs, and would delete what is migrated.
+    /// The old controller is running, and would delete the migrated machines.
     #[error(
         "machine-controller-manager is running, as Lease {0} is held or changes, and would delete migrated \
             VMs: scale it and its provider's controller to 0, wait one minute, then run the command again"
     )]
     Running(String),
-    /// The objects of an earlier run differ from what is planned now.
+    /// The objects of an earlier run differ from the current plan.
     #[error(
         "objects of an earlier run differ from the current plan, which would replace or delete machines, or \
             create them from old data: {0}; run the command with the flags and files of the earlier run; if \
@@ -83,7 +83,7 @@ pub enum WriteError {
     /// A machine was changed between the read and the release.
     #[error("{0}; revert the change, then run the command again to continue")]
     Changed(String),
-    /// Another keeps writing the object.
+    /// Another client keeps writing the object.
     #[error(
         "another client keeps writing InfraMachine {0}, so it cannot be deleted unchanged; it may have \
             annotation {annotation}; run the command again to continue",
@@ -101,7 +101,7 @@ pub enum WriteError {
         /// The objects that it owns.
         dependents: String,
     },
-    /// Another refuses or removes the annotation that keeps the VM.
+    /// Another client refuses or removes the annotation that keeps the VM.
     #[error(
         "annotation {annotation} was removed from InfraMachine {0}, and without it the VM would be deleted, \
             so the object was kept; find out what removes the annotation, then run the command again",
@@ -125,7 +125,7 @@ pub enum WriteError {
 }
 
 impl WriteError {
-    /// Whether the write lost to a concurrent one (409).
+    /// Whether the write conflicted with a concurrent write (409).
     pub(super) fn is_conflict(&self) -> bool {
         self.is_answered(409)
     }

@@ -18,7 +18,7 @@ use capcmi::apiserver::dynamic;
 /// The MachineHealthChecks that are active on Machines of groups that are not done.
 #[derive(Debug, PartialEq, Eq)]
 pub enum HealthChecks {
-    /// All of them; as a rule there are none.
+    /// Every active MachineHealthCheck; usually none.
     Known(Vec<HealthCheck>),
     /// The API server did not list them: why not.
     Unknown(String),
@@ -42,12 +42,12 @@ struct Spec {
     selector: LabelSelector,
 }
 
-/// Lists the active MachineHealthChecks. An operator need not have the permission, and a management cluster
-/// need not serve the kind in this version: since no write depends on the result, both are reported and are
-/// no error.
+/// Lists the active MachineHealthChecks. An operator may lack the permission, and a management cluster may
+/// not serve this version of the kind. No write depends on the result, so both cases are reported and are not
+/// errors.
 ///
 /// # Errors
-/// The API server can't be reached, or fails.
+/// The API server cannot be reached, or fails.
 pub async fn health_checks(
     client: &Client,
     migration: &Migration,
@@ -72,7 +72,7 @@ pub async fn health_checks(
     }
 }
 
-/// The labels of the Machines whose VMs may not be adopted yet.
+/// Returns the labels of the Machines whose VMs may not be adopted yet.
 fn machines(migration: &Migration, progress: &MigrationProgress) -> Vec<Labels> {
     let left = migration.groups.iter().filter(|group| !progress.is_done(group));
     left.flat_map(|group| group.of_kind("Machine"))
@@ -80,8 +80,8 @@ fn machines(migration: &Migration, progress: &MigrationProgress) -> Vec<Labels> 
         .collect()
 }
 
-/// Returns the report of a MachineHealthCheck that is active on any of these Machines. A selector that can't
-/// be read counts as one that selects all.
+/// Returns the report of a MachineHealthCheck that is active on any of these Machines. An unreadable selector
+/// counts as one for all Machines.
 fn at_work(check: &DynamicObject, machines: &[Labels], target: &Destination) -> Option<HealthCheck> {
     if check.annotations().contains_key(annotations::PAUSED) {
         return None;

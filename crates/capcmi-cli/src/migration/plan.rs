@@ -25,13 +25,13 @@ use cmi_driver::{Capabilities, MachineClass};
 pub const MIGRATED_FROM: &str = "infrastructure.capcmi.io/migrated-from";
 /// Annotation of every migrated original: where its machines are now.
 pub const MIGRATED_TO: &str = "infrastructure.capcmi.io/migrated-to";
-/// Annotation of the MachineDeployment, or else the MachineSet, of a group that is not done; the last write
-/// of the group removes it. A pause or a user's own annotation would not tell.
+/// Annotation of the MachineDeployment, or else the MachineSet, of an unfinished group. The last write of the
+/// group removes it. A pause or a user's annotation would be ambiguous.
 pub const UNFINISHED: &str = "infrastructure.capcmi.io/migration-unfinished";
-/// Annotation of the objects that an undo has paused and is about to delete: a migration does not go on
-/// meanwhile.
+/// Annotation of the objects that an undo has paused and is about to delete. A migration does not continue
+/// while it is set.
 pub const UNDOING: &str = "infrastructure.capcmi.io/migration-being-undone";
-/// Annotation of Cluster API: a MachineSet adopts Machines and makes none.
+/// Annotation of Cluster API: a MachineSet adopts Machines and creates none.
 pub const DISABLE_MACHINE_CREATE: &str = "cluster.x-k8s.io/disable-machine-create";
 
 /// The choices of the operator.
@@ -43,8 +43,7 @@ pub struct Destination {
     pub cluster: String,
     /// The driver that manages the VMs.
     pub driver: String,
-    /// The Secret with the bootstrap data of machines that are made later, instead of the bootstrap data of
-    /// the classes.
+    /// The Secret with the bootstrap data of later machines, instead of the bootstrap data of the classes.
     pub bootstrap_secret: Option<String>,
     /// Whether a class may name a Secret of another namespace.
     pub secrets_of_other_namespaces: bool,
@@ -56,8 +55,8 @@ impl Destination {
         format!("{}/{}", self.namespace, self.cluster)
     }
 
-    /// The value of [`MIGRATED_FROM`]. Names alone would confuse objects of the same name in two namespaces
-    /// or Clusters, or at two times.
+    /// Returns the value of [`MIGRATED_FROM`]. Names alone would confuse objects with the same name in two
+    /// namespaces or Clusters, or at different times.
     fn marker(&self, kind: &str, namespace: &str, name: &str, uid: &str) -> String {
         let uid = if uid.is_empty() {
             String::new()
@@ -100,7 +99,7 @@ impl Original {
     }
 }
 
-/// An object to make.
+/// An object to create.
 #[derive(Clone, Debug)]
 pub struct Object {
     /// Its kind.
@@ -134,7 +133,7 @@ impl Object {
 /// The objects that replace one class.
 #[derive(Clone, Debug)]
 pub struct Class {
-    /// Which.
+    /// The key of the class.
     pub key: McmClassKey,
     /// Secrets and template.
     pub objects: Vec<Object>,
@@ -153,19 +152,19 @@ pub struct Group {
     pub classes: BTreeSet<McmClassKey>,
     /// InfraMachines and Machines.
     pub machines: Vec<Object>,
-    /// The MachineSet that adopts the Machines, if there is one.
+    /// The MachineSet that adopts the Machines, if any.
     pub set: Option<Object>,
-    /// The MachineDeployment that adopts the MachineSet, if there is one.
+    /// The MachineDeployment that adopts the MachineSet, if any.
     pub deployment: Option<Object>,
-    /// What is not carried over, for the operator.
+    /// The settings that are not carried over, for the operator.
     pub notes: Vec<String>,
-    /// The originals to mark as migrated: first the object that keeps the machines, where there is one.
+    /// The originals to mark as migrated, starting with the owner of the machines, if any.
     pub originals: Vec<Original>,
 }
 
 impl Group {
-    /// Whether the original that keeps the machines, or the one Machine, is marked: an earlier run has made
-    /// every object, and those that are missing were deleted since.
+    /// Returns whether the original that keeps the machines, or the single Machine, is marked. Then an
+    /// earlier run has created every object, and missing objects were deleted later.
     pub fn is_marked(&self) -> bool {
         self.originals.first().is_some_and(|keeper| keeper.is_marked)
     }
@@ -176,7 +175,7 @@ impl Group {
         originals.any(|original| original.kind == "Machine" && original.name == machine && original.is_marked)
     }
 
-    /// The object that holds the others, and says whether the group is done.
+    /// Returns the object that owns the others and tells whether the group is done.
     pub fn head(&self) -> Option<&Object> {
         self.deployment.as_ref().or(self.set.as_ref())
     }
@@ -186,8 +185,7 @@ impl Group {
         self.machines.iter().filter(move |object| object.kind == kind)
     }
 
-    /// All of its objects, in the order in which they are made: core reads the MachineDeployment of a
-    /// MachineSet.
+    /// Returns all objects of the group in creation order: core reads the MachineDeployment of a MachineSet.
     pub fn objects(&self) -> impl Iterator<Item = &Object> {
         self.machines.iter().chain(&self.deployment).chain(&self.set)
     }
@@ -216,7 +214,7 @@ struct Converted {
 /// Plans the migration, or returns every problem that prevents it.
 ///
 /// # Errors
-/// Each problem says what is wrong where, and what to do.
+/// Each problem names the object, the mistake and the fix.
 pub fn plan(
     source: &Source,
     target: &Destination,

@@ -12,13 +12,13 @@ use serde_json::{Map, Value};
 pub const GROUP: &str = "machine.sapcloud.io";
 /// The API version that is read.
 pub const VERSION: &str = "v1alpha1";
-/// The kind of a class that holds the provider spec as it is.
+/// The kind of a class with an unconverted provider spec.
 pub const CLASS: &str = "MachineClass";
 
 /// The objects of machine-controller-manager.
 #[derive(Clone, Debug, Default)]
 pub struct Source {
-    /// Machines, each of which has a VM.
+    /// Machines. Each has a VM.
     pub machines: Vec<McmMachine>,
     /// MachineSets.
     pub sets: Vec<McmMachineSet>,
@@ -82,7 +82,7 @@ pub struct McmMachineSpec {
     /// The id of the VM.
     #[serde(rename = "providerID")]
     pub provider_id: String,
-    /// What the Node is given; it is not carried over.
+    /// The template of the Node's labels, annotations and taints; not carried over.
     pub node_template: Option<Value>,
 }
 
@@ -124,7 +124,7 @@ pub struct McmSetSpec {
     pub template: McmTemplate,
     /// How it is rolled.
     pub strategy: McmStrategy,
-    /// How long a machine has to be ready.
+    /// The time that a machine must be ready.
     pub min_ready_seconds: i64,
     /// Whether it is left alone.
     pub paused: bool,
@@ -152,11 +152,11 @@ pub struct McmRollingUpdate {
 }
 
 impl Source {
-    /// Adds an object, or each object of a list. Objects of other kinds are left out, and so are those of
-    /// another namespace where one is given.
+    /// Adds an object, or each object of a list. Ignores objects of other kinds and, if a namespace is given,
+    /// objects of other namespaces.
     ///
     /// # Errors
-    /// The part of it that can't be read.
+    /// The unreadable part.
     pub fn add(&mut self, object: Value, namespace: Option<&str>) -> Result<(), String> {
         let kind = text(&object, "/kind");
         if let Some(items) = object.get("items").and_then(Value::as_array) {
@@ -200,7 +200,7 @@ impl Source {
         }
     }
 
-    /// Whether a MachineSet is one without machines that a MachineDeployment keeps for a former template.
+    /// Whether a MachineSet is empty and belongs to a former template of a MachineDeployment.
     fn is_old(&self, set: &McmMachineSet) -> bool {
         let owner = |meta: &ObjectMeta, kind: &str| {
             let mut owners = meta.owner_references.iter().flatten();
@@ -213,8 +213,8 @@ impl Source {
             && !machines.any(|machine| owner(&machine.metadata, "MachineSet") == set.metadata.name)
     }
 
-    /// The classes that machines, sets and deployments refer to. Old sets of a deployment make no machine,
-    /// and their classes may be gone.
+    /// Returns the classes that machines, sets and deployments refer to. Old sets of a deployment create no
+    /// machine, and their classes may be gone.
     pub fn used_classes(&self) -> Vec<McmClassKey> {
         let of_machines = self.machines.iter().map(|machine| &machine.spec.class);
         let sets = self.sets.iter().filter(|set| !self.is_old(set));
@@ -231,7 +231,7 @@ impl Source {
     }
 }
 
-/// The key of a class, by which it is found whatever its reference says of the group.
+/// Returns the key of a class, without the API group of the reference.
 pub fn class_key(kind: &str, name: &str) -> McmClassKey {
     let kind = if kind.is_empty() { CLASS } else { kind };
     McmClassKey {
@@ -241,7 +241,7 @@ pub fn class_key(kind: &str, name: &str) -> McmClassKey {
     }
 }
 
-/// The text at a place in an object; empty where there is none.
+/// Returns the text at a JSON pointer in an object; empty if absent.
 pub fn text(object: &Value, pointer: &str) -> String {
     let found = object.pointer(pointer).and_then(Value::as_str);
     found.unwrap_or_default().to_owned()

@@ -1,4 +1,4 @@
-//! What can be migrated, and what is reported of what can't.
+//! Tests of the migratable objects, and of the problems reported about others.
 
 use std::convert::Infallible;
 
@@ -94,7 +94,7 @@ fn target(bootstrap: Option<&str>, secrets_of_other_namespaces: bool) -> Destina
     }
 }
 
-/// What is reported once the objects are changed like this.
+/// Returns the problems reported after this change of the objects.
 #[track_caller]
 fn refused(change: impl FnOnce(&mut Vec<Value>)) -> String {
     let mut all = objects();
@@ -102,7 +102,7 @@ fn refused(change: impl FnOnce(&mut Vec<Value>)) -> String {
     planned(all, None).unwrap_err().join("\n")
 }
 
-/// CTL-06: nothing is rolled where the templates are the same, and none is made before all are there.
+/// CTL-06: equal templates cause no rollout, and no machine is created before all Machines exist.
 #[test]
 fn a_machine_deployment_and_its_set_have_one_template_and_the_set_makes_no_machine_at_first() {
     let mut migration = planned(objects(), None).unwrap();
@@ -138,7 +138,7 @@ fn a_machine_deployment_and_its_set_have_one_template_and_the_set_makes_no_machi
     assert_eq!(infra["spec"]["providerID"], "sim://1");
 }
 
-/// A driver may know its VMs by what it asked to be kept.
+/// A driver may find its VMs by the state that it asked the provider to keep.
 #[test]
 fn what_the_driver_wants_back_with_the_next_call_goes_with_its_vm() {
     let mut all = objects();
@@ -263,7 +263,7 @@ fn the_number_of_replicas_is_that_of_the_machines_and_a_difference_is_said() {
     );
 }
 
-/// CTL-06: a template or a number that differs has core roll, make or delete machines.
+/// CTL-06: with another template or number, core would roll out, create or delete machines.
 #[test]
 fn what_an_earlier_run_has_made_with_other_flags_or_another_number_of_machines_is_a_difference() {
     let group = |bootstrap: &str| {
@@ -291,7 +291,7 @@ fn what_an_earlier_run_has_made_with_other_flags_or_another_number_of_machines_i
     assert_eq!(differences(&now.machines[0], &other).len(), 1, "another VM");
 }
 
-/// New machines would be made from the old class with the old credentials, and the run report success.
+/// New machines would use the old class with the old credentials, although the run reports success.
 #[test]
 fn a_class_or_secret_that_has_changed_since_an_earlier_run_is_a_difference_and_no_secret_value_is_shown() {
     let class = |change: &dyn Fn(&mut Vec<Value>)| {
@@ -395,7 +395,7 @@ fn an_old_machine_set_without_machines_needs_no_class() {
     old["spec"]["template"]["spec"]["class"]["name"] = json!("gone");
     all.push(old.clone());
     assert_eq!(planned(all, None).unwrap().classes.len(), 1);
-    // One that nothing keeps would make machines of it.
+    // A set without an owner would create machines of that class.
     let said = refused(|all| {
         old["metadata"]["ownerReferences"] = json!([]);
         all.push(old);
@@ -460,7 +460,7 @@ fn an_infra_machine_is_adopted_once_it_is_provisioned_and_says_before_why_not() 
     assert!(not_adopted("m1", &json!({})).unwrap().contains("no status yet"));
 }
 
-/// What is known of MachineHealthChecks where the API server answers this to a list of them.
+/// Returns the result of listing MachineHealthChecks when the API server answers like this.
 async fn checks_of(code: StatusCode, answer: Value) -> HealthChecks {
     let service = tower::service_fn(move |request: Request<Body>| {
         assert_eq!(

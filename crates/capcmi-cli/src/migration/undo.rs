@@ -1,4 +1,4 @@
-//! The undo of a migration: it deletes the objects that the migration has made, and the VMs stay as they are.
+//! Undoes a migration: deletes the created objects, and leaves the VMs unchanged.
 
 mod class;
 mod release;
@@ -33,23 +33,23 @@ pub enum Vm {
     Unknown(String),
 }
 
-/// What is left of a migration.
+/// The objects that remain of a migration.
 #[derive(Debug, Default)]
 pub struct MigratedObjects {
-    /// The objects that the migration has made, by kind and name.
+    /// The objects that the migration created, by kind and name.
     made: BTreeMap<(&'static str, String), DynamicObject>,
-    /// Objects of the needed names that the migration has not made.
+    /// Other objects with names that the migration needs.
     foreign: Vec<String>,
-    /// Machines that Cluster API has made for what was migrated, with the group.
+    /// Machines that Cluster API created for migrated groups, each with its group.
     later: Vec<(String, String)>,
-    /// MachineSets of a migrated MachineDeployment that make Machines, with the group.
+    /// MachineSets of a migrated MachineDeployment that create Machines, with the group.
     rolled_out: Vec<(String, String)>,
     /// InfraMachines of the migration whose Machine of machine-controller-manager no longer exists.
     without_original: Vec<String>,
 }
 
 impl MigratedObjects {
-    /// Looks for what a migration has made and what became of it.
+    /// Finds the objects that a migration created, and their current state.
     ///
     /// # Errors
     /// The API server's.
@@ -109,8 +109,8 @@ impl MigratedObjects {
         Ok(remains)
     }
 
-    /// The group of which an object of Cluster API is a part, by its labels or by its owner: core goes by the
-    /// one, and the garbage collector by the other.
+    /// Returns the group of a Cluster API object, by its labels or by its owner: core uses the labels, and
+    /// the garbage collector uses the owner.
     fn group_of<'a>(&self, migration: &'a Migration, found: &DynamicObject) -> Option<&'a Group> {
         let owners = found.owner_references();
         let is_owned = |owner: &Object| {
@@ -141,11 +141,10 @@ impl MigratedObjects {
         self.made.get(&(object.kind, object.name.clone()))
     }
 
-    /// The applied provider spec of an InfraMachine that exists: its tags are those by which the provider
-    /// knows the VM.
+    /// Returns the applied provider spec of an existing InfraMachine. The provider finds the VM by its tags.
     ///
     /// # Errors
-    /// The record can't be read.
+    /// The record cannot be read.
     pub fn applied_spec(&self, object: &Object) -> Result<Option<ProviderSpec>, InvalidRecord> {
         let Some(found) = self.get(object) else {
             return Ok(None);
@@ -164,8 +163,8 @@ impl MigratedObjects {
         self.made.is_empty() && !has_mark
     }
 
-    /// What is not as the migration has left it, so that machine-controller-manager could not go on with it,
-    /// or that a VM would be lost for.
+    /// Returns the differences from the migrated state that would stop machine-controller-manager from taking
+    /// over, or would leak a VM.
     pub fn problems(&self, migration: &Migration, vms: &BTreeMap<String, Vm>) -> Vec<String> {
         let mut all = Vec::new();
         for object in &self.foreign {
@@ -228,7 +227,7 @@ impl MigratedObjects {
     }
 }
 
-/// How an object that the migration has made has changed since.
+/// Describes how an object has changed since the migration created it.
 fn changed(object: &Object, found: &DynamicObject) -> Vec<String> {
     let what = object.to_string();
     let annotations = found.annotations();

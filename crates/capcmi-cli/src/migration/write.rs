@@ -1,4 +1,4 @@
-//! Makes the objects of a [`Migration`], each once, whichever of them an earlier run has made.
+//! Creates the objects of a [`Migration`], and skips those of an earlier run.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,25 +17,25 @@ use super::source::{GROUP, VERSION, condition, text};
 use capcmi::api::{annotations, labels};
 use capcmi::apiserver::dynamic;
 
-/// How long core gets to take over Machines or to pause one more, and how long the provider gets to adopt one
-/// more VM or to let go of it.
+/// How long core may take to adopt or pause the next Machine, and how long the provider may take to adopt or
+/// release the next VM.
 const TAKE_OVER: Duration = Duration::from_mins(2);
-/// Between two looks at what is left.
+/// The delay between two checks for remaining objects.
 pub(super) const PAUSE: Duration = Duration::from_millis(500);
 
 /// The progress of earlier runs.
 #[derive(Debug, Default)]
 pub struct MigrationProgress {
-    /// The objects that an earlier run has made, by kind and name.
+    /// The objects that an earlier run created, by kind and name.
     made: BTreeSet<(&'static str, String)>,
     /// The groups that are done, by their original owner.
     done: BTreeSet<String>,
-    /// Machines of done groups of which no object exists: they came later, or were deleted since.
+    /// Machines of done groups that have no object: created after the migration, or deleted since.
     unknown: BTreeSet<String>,
 }
 
 impl MigrationProgress {
-    /// Whether an earlier run has made the object.
+    /// Whether an earlier run created the object.
     pub fn has(&self, object: &Object) -> bool {
         self.made.contains(&(object.kind, object.name.clone()))
     }
@@ -45,7 +45,8 @@ impl MigrationProgress {
         self.done.contains(&group.from)
     }
 
-    /// The machines of a done group of which no mark tells whether they came later or were deleted since.
+    /// Returns the machines of a done group that were created after the migration or deleted since. No mark
+    /// tells the two cases apart.
     pub fn unknown<'a>(&'a self, group: &'a Group) -> impl Iterator<Item = &'a str> {
         let machines = group
             .originals
@@ -67,10 +68,10 @@ impl MigrationProgress {
     }
 }
 
-/// Reads what earlier runs have made. `marks` says whether the old objects can be marked as migrated.
+/// Reads the progress of earlier runs. `marks` says whether the old objects can be marked as migrated.
 ///
 /// # Errors
-/// Whatever prevents the migration, or an error of the API server.
+/// The obstacle to the migration, or an error of the API server.
 pub async fn progress(
     client: &Client,
     migration: &Migration,
@@ -92,7 +93,7 @@ pub async fn progress(
         }
         let is_done = match group.head() {
             Some(head) if progress.has(head) => !is_unfinished,
-            // Deleted since: it is not made again.
+            // It was deleted since, and is not created again.
             Some(_) => group.is_marked(),
             None if marks => group.is_marked(),
             None => group.objects().all(|object| progress.has(object)),
@@ -136,7 +137,7 @@ pub async fn progress(
     Ok(progress)
 }
 
-/// The fields that must be as planned, so that core makes, deletes and rolls no machine.
+/// The fields that must match the plan, so that core creates, deletes and rolls out no machine.
 const OF_SETS: [&str; 11] = [
     "/spec/clusterName",
     "/spec/replicas",
@@ -150,22 +151,22 @@ const OF_SETS: [&str; 11] = [
     "/spec/template/spec/failureDomain",
     "/spec/template/spec/minReadySeconds",
 ];
-/// What has to be as planned, so that the VM is the one that is meant, and found and deleted by what it was
-/// made from; and as it was at the migration, so that machine-controller-manager has the VM again as it is.
+/// The fields that must match the plan and the migrated state. Then the provider finds and deletes the right
+/// VM by its original spec, and machine-controller-manager can take over the unchanged VM.
 pub(super) const OF_INFRA_MACHINES: [&str; 4] = [
     "/spec/driver",
     "/spec/providerID",
     "/spec/providerSpec",
     "/spec/secretRef/name",
 ];
-/// The fields that must be as planned, so that machines that are made later are like the existing ones.
+/// The fields that must match the plan, so that later machines are like the existing ones.
 const OF_TEMPLATES: [&str; 3] = [
     "/spec/template/spec/driver",
     "/spec/template/spec/providerSpec",
     "/spec/template/spec/secretRef/name",
 ];
 
-/// The differences between an object that an earlier run has made and the planned one.
+/// Returns the differences between an object of an earlier run and the planned object.
 pub(super) fn differences(object: &Object, live: &Value) -> Vec<String> {
     match object.kind {
         "MachineDeployment" | "MachineSet" => differences_at(&OF_SETS, object, live),
@@ -176,7 +177,7 @@ pub(super) fn differences(object: &Object, live: &Value) -> Vec<String> {
     }
 }
 
-/// The keys of a Secret whose values are not as planned; the values are left out.
+/// Returns the keys of a Secret whose values differ from the plan; the values are left out.
 fn differences_of_secrets(object: &Object, live: &Value) -> Vec<String> {
     let data = |of: &Value| {
         of.get("data")
@@ -253,15 +254,15 @@ pub(super) async fn read(client: &Client, object: &Object) -> Result<Option<Dyna
     found.map_err(|error| WriteError::api(format!("looking for {object}"), error))
 }
 
-/// Makes what is not there yet; `print_line` reports each object. With `old`, what was migrated is marked
-/// there as migrated to `to`, each group before Cluster API may work on it.
+/// Creates the missing objects; `print_line` reports each of them. With `old`, marks the originals there as
+/// migrated to `to`, each group before Cluster API may reconcile it.
 ///
 /// # Guarantees
-/// Machines are there before the MachineSet that adopts them, and are its own before anything lets it make
-/// one: no controller of Cluster API makes or deletes a machine on the way.
+/// Machines are created before the MachineSet that adopts them, and belong to the MachineSet before it may
+/// create any. No controller of Cluster API creates or deletes a machine in between.
 ///
 /// # Errors
-/// What stopped it.
+/// The first failure, which stops the migration.
 pub async fn write(
     client: &Client,
     migration: &Migration,
@@ -345,7 +346,7 @@ async fn adopted(client: &Client, group: &Group) -> Result<(), WriteError> {
     until_none(PAUSE, left, |left| WriteError::VmsNotAdopted(left.join("; "))).await
 }
 
-/// Waits until nothing is left. It times out once [`TAKE_OVER`] passes without one less.
+/// Waits until nothing is left. Times out after [`TAKE_OVER`] without progress.
 pub(super) async fn until_none(
     pause: Duration,
     mut left: impl AsyncFnMut() -> Result<Vec<String>, WriteError>,
@@ -367,7 +368,7 @@ pub(super) async fn until_none(
     }
 }
 
-/// The name of an InfraMachine that has no VM yet, with what its condition Ready says.
+/// Returns the name of an InfraMachine without a VM, with its condition Ready.
 pub(super) fn not_adopted(name: &str, infra: &Value) -> Option<String> {
     if infra.pointer("/status/initialization/provisioned") == Some(&Value::Bool(true)) {
         return None;
@@ -379,7 +380,7 @@ pub(super) fn not_adopted(name: &str, infra: &Value) -> Option<String> {
     Some(format!("{name} ({why})"))
 }
 
-/// Lets core reconcile a group whose Machines are all there.
+/// Lets core reconcile a group whose Machines all exist.
 async fn finish(client: &Client, head: &Object) -> Result<(), WriteError> {
     let all = [UNFINISHED, DISABLE_MACHINE_CREATE, annotations::PAUSED];
     // An annotation that the migration did not set stays.
@@ -441,7 +442,7 @@ async fn taken_over(client: &Client, set: &Object, group: &Group) -> Result<(), 
                 left.push(machine.name.clone());
             }
         }
-        // The MachineDeployment would make another MachineSet before core has seen this one.
+        // The MachineDeployment would create another MachineSet before core has seen this one.
         if group.machines.is_empty() && !is_seen(client, set).await? {
             left.push("the MachineSet itself, which has not been reconciled".to_owned());
         }
@@ -471,7 +472,8 @@ async fn is_seen(client: &Client, set: &Object) -> Result<bool, WriteError> {
     }))
 }
 
-/// Marks what was migrated, at the cluster that it was read from; what is marked already, or gone, is left.
+/// Marks the originals as migrated, in the cluster that they were read from. Skips originals that are already
+/// marked or deleted.
 ///
 /// # Errors
 /// The API server's.
@@ -490,7 +492,7 @@ pub async fn mark(
     Ok(())
 }
 
-/// Takes the mark of one object away; what has none, or another, is left.
+/// Removes the mark from one object. Leaves an object without a mark, or with another mark, as it is.
 ///
 /// # Errors
 /// The API server's.
@@ -508,7 +510,7 @@ pub(super) async fn unmark_one(
     }
 }
 
-/// The original that keeps the machines comes last: its mark says that the whole group is done.
+/// The original that keeps the machines is last: its mark says that the whole group is done.
 async fn mark_group(client: &Client, namespace: &str, group: &Group, to: &str) -> Result<(), WriteError> {
     let left = group
         .originals
@@ -568,7 +570,7 @@ async fn set_mark(
     patched.map(drop).map_err(|error| WriteError::api(action, error))
 }
 
-/// Whether the found object is the one that a migration has made, and not another of its name.
+/// Returns whether the found object was created by this migration.
 pub(super) fn is_made_from(found: &DynamicObject, object: &Object) -> bool {
     found.annotations().get(MIGRATED_FROM) == Some(&marker(&object.body))
 }

@@ -1,4 +1,4 @@
-//! Only what is broken is a finding: what was inconclusive is neither broken nor shown to hold.
+//! Only a broken rule is a finding. An inconclusive rule is neither broken nor shown to hold.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +25,8 @@ async fn configured(change: &serde_json::Value, only: &[&str]) -> Report {
     run_with(MigrateRenames, |config| config.provider_spec.extend(change), only).await
 }
 
-/// A mutant of which something else is said than of the simulated driver. Without hooks: no fault can
-/// be caused in its back end.
+/// Runs the suite on a mutant whose configuration differs from the simulated driver's. Without hooks: no
+/// fault can be injected into its back end.
 async fn run_with(flaw: Flaw, say: impl FnOnce(&mut Config), only: &[&str]) -> Report {
     let simulated = Simulated::new().unwrap();
     let mut config = simulated.config.clone();
@@ -107,7 +107,7 @@ async fn tags_of_the_author_do_not_make_the_cluster_tag_one_that_may_be_left_out
     assert_eq!(report.rule("DRV-02").unwrap().verdict, Verdict::Passed);
 }
 
-/// DRV-GV-14: a driver that needs no back end for a call was not seen to be without one.
+/// DRV-GV-14: a driver that needs no back end for a call shows nothing about an outage.
 #[tokio::test(start_paused = true)]
 async fn volumes_that_need_no_back_end_show_nothing_about_one_that_is_broken() {
     for (code, rule) in [
@@ -162,7 +162,7 @@ async fn whether_an_update_changes_anything_is_not_known_without_the_hook() {
     assert!(reason.contains("mutations"), "{reason}");
 }
 
-/// CMI-150: an empty list of volumes may be taken for one that is missing.
+/// CMI-150: a driver may treat an empty list of volumes as missing.
 #[tokio::test(start_paused = true)]
 async fn a_driver_that_refuses_an_empty_list_of_volumes_keeps_the_rules() {
     let cases = ["volumes-offered", "volumes-none", "volumes-cancelled"];
@@ -178,7 +178,7 @@ async fn a_driver_that_refuses_an_empty_list_of_volumes_keeps_the_rules() {
     assert!(report.passed && report.cases.len() == cases.len());
 }
 
-/// OPS-11, CMI-165: an account's id stands among the credentials and in every provider id.
+/// OPS-11, CMI-165: an account's id is in the credentials and in every provider id.
 #[tokio::test(start_paused = true)]
 async fn what_is_public_among_the_credentials_may_come_back() {
     let public = |config: &mut Config| config.public_secret_keys.extend(["token".to_owned()]);
@@ -190,7 +190,7 @@ async fn what_is_public_among_the_credentials_may_come_back() {
     }
 }
 
-/// What may be left is named, and the run does not wait for every VM of it.
+/// The report names VMs that may be left, and the run does not wait for each of them.
 #[tokio::test(start_paused = true)]
 async fn a_driver_that_is_gone_in_the_middle_ends_the_run() {
     let run = mutant(DiesAfter(60), &[]);

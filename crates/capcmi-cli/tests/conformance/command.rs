@@ -59,7 +59,7 @@ fn a_driver_that_keeps_every_rule_of_both_layers_exits_with_0_and_says_so_in_the
     assert!(text.ends_with("cmi.v1: yes\ncapcmi: full\n"), "{text}");
 }
 
-/// A configuration of two lines can't show what a driver does when its back end is away.
+/// A two-line configuration cannot test a driver during a back-end outage.
 #[test]
 fn a_run_without_hooks_is_basic_says_what_is_missing_and_is_not_enough_for_full() {
     let folder = tempfile::tempdir().unwrap();
@@ -95,7 +95,7 @@ fn a_run_without_hooks_is_basic_says_what_is_missing_and_is_not_enough_for_full(
     assert!(verdict.contains("<failure"), "{verdict}");
 }
 
-/// With a word that `--require` does not know, nothing is tested.
+/// An unknown value of `--require` prevents the run.
 #[test]
 fn the_script_for_ci_asks_for_what_its_environment_says() {
     let folder = tempfile::tempdir().unwrap();
@@ -143,7 +143,7 @@ fn a_report_that_can_not_be_written_ends_the_run_before_it_begins() {
 fn a_driver_that_breaks_a_rule_exits_with_1_and_the_rule_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("suite.yaml");
-    // The author says that a field is mandatory which the driver does not ask for.
+    // The author declares a field mandatory that the driver does not require.
     fs::write(
         &config,
         "providerSpec:\n  vmPool: default\n  size: small\n  rootFsSize: 20\nsecrets:\n  token: \
@@ -212,7 +212,7 @@ fn every_key_of_the_configuration_and_every_hook_is_documented() {
     }
 }
 
-/// What the documentation shows of a run is of a run of today.
+/// The sample output in the documentation is current.
 #[test]
 fn the_output_in_the_documentation_has_as_many_cases_and_rules_as_there_are() {
     let page = fs::read_to_string(concat!(

@@ -1,8 +1,8 @@
-//! What can be wrong with a driver: each breaks one rule.
+//! The flaws of the mutants. Each breaks one rule.
 
 use cmi_driver::{Code, Operation};
 
-/// What is wrong with a driver.
+/// A flaw of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     /// Nothing is.
@@ -13,21 +13,21 @@ pub enum Flaw {
     Pretends(Operation, Code),
     /// The errors of a call have no message.
     Mute(Operation),
-    /// The errors of a call say no more than their code.
+    /// The errors of a call contain only their code.
     Parrots(Operation),
     /// A call never ends.
     Hangs(Operation),
-    /// So many calls run at a time, and Probe is one of them.
+    /// This many calls run concurrently, including Probe.
     RunsAtATime(u32),
-    /// A create that is under way when the driver is killed leaves a lock behind.
+    /// A create that is running when the driver is killed leaves a lock behind.
     RestartLeavesALock,
     /// A call panics.
     Panics(Operation),
-    /// After so many calls the driver is gone.
+    /// The driver dies after this many calls.
     DiesAfter(u32),
-    /// A name with a dot is the end of the driver.
+    /// The driver dies at a name with a dot.
     DiesOfDots,
-    /// A call that is given up leaves something half made.
+    /// An abandoned call leaves its work half done.
     LeavesHalf(Operation),
     /// A call that runs beside another of its kind fails with INTERNAL.
     FailsAtOnce(Operation),
@@ -56,24 +56,24 @@ pub enum Flaw {
     InfoHugeManifest,
     /// The capabilities are others every time.
     CapabilitiesChange,
-    /// What can be updated is asked of the back end: nothing while that is away.
+    /// The updatable fields come from the back end: none during an outage.
     CapabilitiesOfTheBackEnd,
-    /// The schema refuses what its author takes for a spec.
+    /// The schema refuses its author's sample spec.
     SchemaRefusesTheSample,
-    /// The schema is none.
+    /// The schema is not valid JSON Schema.
     SchemaIsNone,
     /// The driver is never ready.
     ProbeNeverReady,
     /// The driver is always ready.
     ProbeAlwaysReady,
-    /// A driver that starts says that it is broken.
+    /// A starting driver reports that it is broken.
     ProbeFailsWhileStarting,
-    /// Probe answers what the back end does.
+    /// Probe returns the back end's result.
     ProbeAsksTheBackEnd,
 
-    /// What was made before a restart is forgotten.
+    /// The driver forgets its VMs at a restart.
     RestartForgets,
-    /// What was made before a restart is not found, and the rest of it is as it was.
+    /// After a restart, lookups miss the existing VMs; the rest works as before.
     RestartHides,
     /// A VM has another id after a restart.
     RestartNewIds,
@@ -81,23 +81,23 @@ pub enum Flaw {
     RestartNewCapabilities,
     /// The driver has another name after a restart.
     RestartNewName,
-    /// The driver is not ready any more after a restart.
+    /// The driver never becomes ready after a restart.
     RestartNeverReady,
 
-    /// CreateMachine makes a second VM of a machine that has one.
+    /// CreateMachine creates a second VM for a machine that has one.
     CreateForgets,
-    /// CreateMachine looks, waits, and makes: two at once make two.
+    /// CreateMachine checks, waits, then creates: two concurrent calls create two VMs.
     CreateRaces,
-    /// CreateMachine looks and makes, without a lock and with next to no time between them.
+    /// CreateMachine checks and creates without a lock, with almost no time in between.
     CreateRacesAtOnce,
-    /// CreateMachine looks, waits, and makes; of several it gives the first, so that
-    /// they are not noticed later.
+    /// CreateMachine checks, waits and creates. If there are several VMs, it returns the first, so that later
+    /// calls do not reveal them.
     CreateRacesUnseen,
-    /// A VM is made and then found to be out of range.
+    /// A VM is created and then refused as out of range.
     CreateMakesOutOfRange,
-    /// CreateMachine makes a VM of no cluster, which DeleteMachine refuses.
+    /// CreateMachine creates a VM without a cluster, which DeleteMachine refuses.
     CreateNeedsNoCluster,
-    /// CreateMachine adopts whatever has the name.
+    /// CreateMachine adopts any VM with the name.
     CreateAdoptsAnything,
     /// CreateMachine answers a new id every time.
     CreateNewId,
@@ -105,21 +105,21 @@ pub enum Flaw {
     CreateOneId,
     /// The node has no name.
     CreateNoNodeName,
-    /// The node's name is none that Kubernetes takes.
+    /// The node name is not valid in Kubernetes.
     CreateBadNodeName,
     /// The node's name is another the second time.
     CreateNewNodeName,
     /// The VM gets no bootstrap data.
     CreateDropsUserData,
-    /// What is mandatory is made up when it is missing.
+    /// Missing mandatory fields get made-up values.
     CreateMakesUpFields,
     /// A message does not name the field.
     CreateVagueMessage,
-    /// A VM is made and then found to be invalid.
+    /// A VM is created and then refused as invalid.
     CreateMakesThenChecks,
-    /// A VM is made beyond the quota.
+    /// A VM is created beyond the quota.
     CreateMakesBeyondQuota,
-    /// A field that is not mandatory has to be there.
+    /// An optional field is required.
     CreateWantsMore,
     /// A cluster's VM is every cluster's.
     CreateClusterBlind,
@@ -127,13 +127,13 @@ pub enum Flaw {
     CreateShortNames,
     /// Of a name, these first characters count.
     CutsNames(usize),
-    /// A machine is known by its cluster and its name in one text, which others may give, too.
+    /// A machine is identified by its cluster and its name joined in one text, which may be ambiguous.
     CreateJoinsClusterAndName,
     /// `.` in a name is `-`.
     DotsAreDashes,
-    /// CreateMachine keeps the name of a machine whose spec it refused.
+    /// CreateMachine reserves the name of a machine whose spec it refused.
     CreateRemembersRefused,
-    /// Bootstrap data is read as text: what is none is replaced.
+    /// Bootstrap data is read as text: invalid UTF-8 is replaced.
     UserDataAsText,
     /// Of bootstrap data, the first bytes count.
     UserDataCut,
@@ -141,25 +141,25 @@ pub enum Flaw {
     LogsWhenBroken,
     /// A log holds credentials that were refused.
     LogsRefused,
-    /// CreateMachine goes on when its caller has given it up, and keeps no deletion away.
+    /// An abandoned CreateMachine continues, and does not block a deletion.
     CreateRunsOn,
-    /// The same where it takes no longer than its back end.
+    /// The same if it takes no longer than its back end.
     CreateRunsOnAtOnce,
     /// The names of fields are read in any case.
     ReadsKeysInAnyCase,
-    /// A spec without tags is one of a cluster of its own.
+    /// A spec without tags belongs to a separate cluster.
     NeedsNoTags,
     /// A field that is null is a broken invariant.
     ChokesOnNull(Operation),
     /// A list in place of a text is an error without a code.
     ChokesOnLists(Operation),
-    /// A size of the root file system, which need not be there, that is no number is a broken invariant.
+    /// A size of the root file system (optional) that is not a number is a broken invariant.
     ChokesOnRootFsSize(Operation),
-    /// A failure domain, which need not be there, that is no text is a broken invariant.
+    /// A failure domain (optional) that is not text is a broken invariant.
     ChokesOnFailureDomain(Operation),
-    /// A tag beside that of the cluster that is no text is a broken invariant.
+    /// A tag that is not text, except for the cluster's tag, is a broken invariant.
     ChokesOnTags(Operation),
-    /// A tag of the machine object that is no text is read as one: null as `null`.
+    /// A tag of the machine object that is not text is converted to text: null to `null`.
     ReadsTagsAsText,
     /// A tag with a character outside of ASCII is a broken invariant.
     ChokesOnUmlauts,
@@ -169,22 +169,22 @@ pub enum Flaw {
     DropsUmlauts,
     /// A source of a volume that is null is a broken invariant.
     VolumesChokeOnNull,
-    /// A handle of a volume that is null or no text is written as it is.
+    /// A volume handle that is null or not text is returned unchanged.
     VolumesWriteAnyHandle,
     /// A handle of a volume that is no text is an error without a code.
     VolumesChokeOnHandles,
     /// A LastKnownState that is not its own is a broken invariant.
     CreateChokesOnState,
 
-    /// A VM that was made with other bootstrap data is another one.
+    /// A VM with other bootstrap data counts as another VM.
     CreateComparesUserData,
     /// A machine of a control plane is refused.
     CreateRefusesControlPlanes,
-    /// A VM that was made from another spec is not found, and so not deleted.
+    /// A VM with another spec is not found, and so not deleted.
     DeleteComparesTheSpec,
     /// Of several VMs of a machine, DeleteMachine deletes the first.
     DeleteTheFirst,
-    /// What was listed last is the list while the back end is away.
+    /// During an outage, ListMachines returns the previous list.
     ListRemembers,
     /// DeleteMachine answers OK before the VM is gone.
     DeleteTooEarly,
@@ -192,13 +192,13 @@ pub enum Flaw {
     DeleteDoesNothing,
     /// DeleteMachine can't.
     DeleteFails,
-    /// What is not there is NOT_FOUND.
+    /// Deleting an absent VM is NOT_FOUND.
     DeleteNotFound,
     /// DeleteMachine deletes by name in every cluster.
     DeleteAnyCluster,
-    /// DeleteMachine deletes whatever has the id.
+    /// DeleteMachine deletes any VM with the id.
     DeleteAnyId,
-    /// DeleteMachine deletes whatever has the id in the cluster.
+    /// DeleteMachine deletes any VM with the id in the cluster.
     DeleteAnyIdOfCluster,
     /// DeleteMachine deletes the VM of another machine object.
     DeleteAnyIdentity,
@@ -206,7 +206,7 @@ pub enum Flaw {
     DeleteAll,
     /// DeleteMachine deletes another VM of the cluster.
     DeleteAnother,
-    /// DeleteMachine deletes every VM of the cluster whose name begins so.
+    /// DeleteMachine deletes every VM of the cluster with this prefix in its name.
     DeleteByBeginning,
     /// DeleteMachine wants an id.
     DeleteWantsId,
@@ -221,15 +221,15 @@ pub enum Flaw {
     StatusOtherNodeName,
     /// GetMachineStatus finds by name in every cluster.
     StatusAnyCluster,
-    /// GetMachineStatus finds whatever has the id.
+    /// GetMachineStatus finds any VM with the id.
     StatusAnyId,
-    /// GetMachineStatus finds whatever has the id in the cluster.
+    /// GetMachineStatus finds any VM with the id in the cluster.
     StatusAnyIdOfCluster,
     /// GetMachineStatus finds the VM of another machine object.
     StatusAnyIdentity,
-    /// GetMachineStatus finds a VM whose name begins so.
+    /// GetMachineStatus finds a VM with this prefix in its name.
     StatusByBeginning,
-    /// What GetMachineStatus did not find once it does not find any more.
+    /// A VM that GetMachineStatus once missed stays not found.
     StatusRemembersAbsence,
     /// GetMachineStatus changes the back end.
     StatusWrites,
@@ -239,11 +239,11 @@ pub enum Flaw {
     StatusFindsAnother,
     /// GetMachineStatus names no VM of several.
     StatusNamesNone,
-    /// GetMachineStatus does not say whether the VM runs. That breaks no rule.
+    /// GetMachineStatus does not report whether the VM runs. That breaks no rule.
     StatusWithoutPower,
-    /// Code 17 comes without the VM.
+    /// Code 17 lacks the VM.
     StatusForgetsMachine,
-    /// What is not initialized is fine.
+    /// An uninitialized VM is reported as fine.
     StatusOverlooksInitialization,
 
     /// The list holds the VMs of all clusters.
@@ -254,7 +254,7 @@ pub enum Flaw {
     ListOneLongPage,
     /// The list ends after a page of 200.
     ListOnePageOf200,
-    /// The list still holds what was deleted.
+    /// The list still has deleted VMs.
     ListKeepsDeleted,
     /// The list leads from ids to the names of others.
     ListSwapsNames,
@@ -262,7 +262,7 @@ pub enum Flaw {
     ListNoNames,
     /// The list gives each VM to the machine of another.
     ListSwapsOwners,
-    /// The list says of every VM that it is of one cluster, whichever that is.
+    /// The list reports the same cluster for every VM.
     ListKnowsOneCluster,
     /// An empty cluster is NOT_FOUND.
     ListEmptyNotFound,
@@ -281,7 +281,7 @@ pub enum Flaw {
 
     /// InitializeMachine changes the VM every time.
     InitializeWrites,
-    /// InitializeMachine makes what is not there.
+    /// InitializeMachine creates an absent VM.
     InitializeMakes,
     /// InitializeMachine answers with another VM.
     InitializeOtherId,
@@ -290,7 +290,7 @@ pub enum Flaw {
     /// InitializeMachine answers no node name.
     InitializeNoNodeName,
 
-    /// CreateMachine takes a VM with other hot-updatable fields for another one.
+    /// CreateMachine treats a VM with other hot-updatable fields as another VM.
     CreateRefusesHotUpdates,
 
     /// UpdateMachine replaces the VM.
@@ -299,19 +299,19 @@ pub enum Flaw {
     UpdateDoesNothing,
     /// UpdateMachine changes the VM every time.
     UpdateWritesAgain,
-    /// UpdateMachine does nothing when the last applied spec is the new one, whatever the VM has.
+    /// UpdateMachine does nothing if the last applied spec equals the new spec, even if the VM differs.
     UpdateTrustsTheLastApplied,
-    /// UpdateMachine refuses where the VM has not what was applied last.
+    /// UpdateMachine refuses if the VM differs from the last applied spec.
     UpdateNeedsTheLastApplied,
-    /// UpdateMachine changes a VM that has no labels yet, and says of any other that it did.
+    /// UpdateMachine changes only a VM without labels, and always answers OK.
     UpdateOnlyOfABareVm,
-    /// UpdateMachine changes the VM when there is nothing to change.
+    /// UpdateMachine changes the VM even if nothing differs.
     UpdateWritesNothing,
-    /// UpdateMachine writes other values than those that are asked for, and compares with these.
+    /// UpdateMachine writes values that differ from the requested ones, and compares with these.
     UpdateWritesOtherValues,
     /// Of several new values, UpdateMachine writes the first.
     UpdateWritesTheFirst,
-    /// UpdateMachine leaves on the VM what it has set before.
+    /// UpdateMachine does not remove its earlier values from the VM.
     UpdateTakesNothingBack,
     /// UpdateMachine writes a question mark for each character outside of ASCII.
     UpdateWritesAscii,
@@ -319,11 +319,11 @@ pub enum Flaw {
     UpdateDropsTheOwner,
     /// UpdateMachine takes a label from the VM that the back end has given it.
     UpdateDropsOtherLabels,
-    /// UpdateMachine of what is not there is OK.
+    /// UpdateMachine of an absent VM is OK.
     UpdateNotThere,
     /// UpdateMachine updates the VM of another cluster.
     UpdateAnyCluster,
-    /// UpdateMachine leaves a VM without the tag of its machine, and says OK.
+    /// UpdateMachine does not add a missing machine tag, and answers OK.
     UpdateAddsNoMachineTag,
     /// UpdateMachine gives a VM the tag of another machine.
     UpdateReplacesMachineTag,
@@ -331,16 +331,16 @@ pub enum Flaw {
     StatusWantsMachineTag,
     /// A VM that got the tag of its machine is not deleted without it.
     DeleteWantsMachineTag,
-    /// What was updated is not found by its new spec.
+    /// After an update, the new spec does not find the VM.
     UpdateLosesTheVm,
 
     /// RestartMachine answers OK and does nothing.
     RestartDoesNothing,
-    /// RestartMachine makes the VM anew.
+    /// RestartMachine recreates the VM.
     RestartReplaces,
-    /// RestartMachine of what is not there is OK.
+    /// RestartMachine of an absent VM is OK.
     RestartNotThere,
-    /// RestartMachine makes what is not there.
+    /// RestartMachine creates an absent VM.
     RestartMakes,
     /// RestartMachine restarts the VM of another cluster.
     RestartAnyCluster,
@@ -351,20 +351,20 @@ pub enum Flaw {
     ZonesTwice,
     /// A failure domain has no name.
     ZonesNameless,
-    /// No machine can be made in the failure domains that are listed.
+    /// The listed failure domains accept no machine.
     ZonesMadeUp,
     /// The failure domains are others every time.
     ZonesChange,
     /// A capacity is no quantity.
     DescribesGarbage,
-    /// The architecture is none that is known.
+    /// The architecture is unknown.
     DescribesUnknownArchitecture,
 
     /// The last volume is forgotten.
     VolumesForgetOne,
     /// The first own volume alone counts.
     VolumesFirstAlone,
-    /// What is between own volumes ends the list.
+    /// The list ends at the first foreign volume.
     VolumesUntilForeign,
     /// The volumes come in another order.
     VolumesSorted,
@@ -372,7 +372,7 @@ pub enum Flaw {
     VolumesMakeUp,
     /// A volume of another driver is an error.
     VolumesRefuseForeign,
-    /// What was asked before is not answered again.
+    /// A repeated request returns an empty list.
     VolumesOnce,
     /// An empty list is INVALID_ARGUMENT. That breaks no rule.
     VolumesRefuseNone,
@@ -381,7 +381,7 @@ pub enum Flaw {
 
     /// Migration renames the class.
     MigrateRenames,
-    /// Migration adds to what it finds.
+    /// Migration adds fields to its input.
     MigrateAdds,
 
     /// An error holds a credential.

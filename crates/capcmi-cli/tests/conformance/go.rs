@@ -1,4 +1,4 @@
-//! A driver on grpc-go keeps every rule, seen from outside. Most drivers use grpc-go, and it ends calls in
+//! A driver on grpc-go keeps every rule, tested from outside. Most drivers use grpc-go, which ends calls in
 //! other ways than tonic.
 
 use std::path::{Path, PathBuf};
@@ -24,8 +24,8 @@ use tokio_util::sync::CancellationToken;
 use crate::python::{EVERY_CALL, keeps_the_rules_of_every_call, rules, tested};
 use crate::restarted::{self, Restarted};
 
-/// How often the cases about deadlines are run: of a driver that keeps its deadlines, more than half of the
-/// runs failed once. Most of a round waits for slow calls, so several drivers have theirs at the same time.
+/// How often the cases about deadlines run: a driver that keeps its deadlines once failed more than half of
+/// the runs. Most of a round waits for slow calls, so several drivers run concurrently.
 const ROUNDS: usize = 200;
 const DRIVERS: usize = 8;
 /// Milliseconds. The slow calls take forty times as long.
@@ -86,7 +86,7 @@ async fn deadlines_that_a_driver_in_go_keeps_are_never_taken_for_broken() -> Res
     try_join_all(drivers).await.map(drop)
 }
 
-/// The rounds of one of the drivers.
+/// Runs the rounds of one of the drivers.
 async fn keeps_its_deadlines(go: &Go, number: usize) -> Result<()> {
     let folder = RunFolder::create()?;
     let driver = go.driver(&folder, "go").await?;
@@ -133,7 +133,7 @@ impl Hooks for Slow {
     }
 }
 
-/// The client that the provider calls plugins with; a look-up gets so much time.
+/// Returns the provider's client for plugins, with this timeout for a look-up.
 fn client(driver: &GoDriver, look_up: Duration) -> Result<GrpcDriver> {
     let config = GrpcConfig {
         endpoint: Some(driver.served.endpoint.clone()),
@@ -157,7 +157,8 @@ fn machine(secrets: impl IntoIterator<Item = (String, SecretValue)>) -> MachineR
     MachineRef::new("a", class)
 }
 
-/// grpc-go answers before it has read such a request, and resets the stream on which the client still sends.
+/// grpc-go answers before it has read such a request, and resets the stream while the client is still
+/// sending.
 #[tokio::test]
 async fn what_grpc_go_says_of_a_message_that_is_too_long_for_it_arrives() -> Result<()> {
     let folder = RunFolder::create()?;
@@ -198,7 +199,7 @@ async fn a_call_that_a_driver_in_go_does_not_answer_in_time_is_deadline_exceeded
             provider_id: None,
         })
     };
-    // Not all at a time, so that they do not wait for each other.
+    // Not all concurrently, so that they do not wait for each other.
     let answers: Vec<_> = stream::iter(0..TIMEOUTS)
         .map(|_| look_up())
         .buffer_unordered(40)
@@ -211,7 +212,7 @@ async fn a_call_that_a_driver_in_go_does_not_answer_in_time_is_deadline_exceeded
     Ok(())
 }
 
-/// A sidecar that is killed leaves its socket, and the next one finds it.
+/// A killed sidecar leaves its socket, and its successor finds it.
 #[tokio::test]
 async fn the_driver_in_go_takes_over_the_socket_of_one_that_was_killed_and_of_no_other() -> Result<()> {
     let folder = RunFolder::create()?;

@@ -15,7 +15,7 @@ use crate::python::tested_at;
 
 const DRIVER: &str = "driver.example.com";
 const START_DEADLINE: Duration = Duration::from_mins(1);
-/// What a transport may get wrong.
+/// The cases that a transport may break.
 const CASES: [&str; 6] = [
     "create-makes-a-vm",
     "list-all",
@@ -25,7 +25,7 @@ const CASES: [&str; 6] = [
     "probe-unhealthy",
 ];
 
-/// The files of an authority's certificate, and of one that it issued with its key.
+/// The files of an authority's certificate, and of a certificate that it issued with its key.
 struct Files {
     authority: PathBuf,
     certificate: PathBuf,
@@ -71,7 +71,7 @@ impl Authority {
     }
 }
 
-/// The driver with these certificates, at an address of its own.
+/// Returns the command that serves the driver with these certificates at this address.
 fn command(go: &Go, address: &str, cloud: &Path, files: &Files) -> Command {
     let mut command = go.command(cloud);
     command
@@ -94,7 +94,7 @@ fn plugin(address: &str, client: &Files) -> Vec<String> {
     ]
 }
 
-/// A client that the driver does not serve is told so with these words.
+/// Checks that the driver refuses a client, and that the error has these words.
 async fn refused(client: impl IntoIterator<Item = &String>, words: &str) -> Result<()> {
     let asked = tokio::process::Command::new(env!("CARGO_BIN_EXE_capcmi"))
         .args(["driver", "info"])
@@ -131,7 +131,7 @@ async fn the_driver_in_go_keeps_the_rules_over_tls_and_serves_no_client_of_anoth
     ensure!(cases.len() == CASES.len(), "{report}");
 
     let mut stranger = Files::write(folder.path(), &Authority::new()?, "stranger")?;
-    // It knows the driver; the driver does not know it.
+    // The client trusts the driver, but the driver does not trust the client.
     stranger.authority = driver.authority;
     let stranger = plugin(&address, &stranger);
     let without = stranger

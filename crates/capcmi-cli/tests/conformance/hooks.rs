@@ -1,4 +1,4 @@
-//! Hooks that do nothing, or too much, are named: what a case shows after them is not the driver's doing.
+//! The report names hooks that do nothing, or too much. The driver is not blamed for the case's result.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,17 +16,17 @@ use crate::flaw::Flaw;
 use crate::mutant::Mutant;
 use crate::served::{RestartingHooks, Server, served};
 
-/// The hooks of a cloud, one of which is another one.
+/// The hooks of a cloud, with one hook replaced.
 struct Otherwise {
     hook: Hook,
     does: Does,
     cloud: Arc<dyn Hooks>,
 }
 
-/// What a hook does instead of what it should.
+/// The behaviour of the replaced hook.
 enum Does {
     Nothing,
-    /// Prints this, always.
+    /// Always prints this.
     Prints(&'static str),
     /// Fails with this message.
     Fails(&'static str),
@@ -56,7 +56,7 @@ impl Hooks for Otherwise {
     }
 }
 
-/// What a run waits for.
+/// The waits that a run reports.
 #[derive(Default)]
 struct Waits(Mutex<Vec<Waiting>>);
 
@@ -97,7 +97,7 @@ async fn with_hook(hook: Hook, does: Does, case: &str) -> CaseReport {
     report.cases.into_iter().find(|ended| ended.name == case).unwrap()
 }
 
-/// CAP-11, CAP-12, CAP-13: whatever the case makes of it.
+/// CAP-11, CAP-12, CAP-13: independent of the case's result.
 #[tokio::test(start_paused = true)]
 async fn a_hook_that_does_nothing_is_named_by_each_case_that_needs_it() {
     for (hook, case) in [
@@ -164,7 +164,7 @@ async fn a_hook_that_counts_no_change_is_named_and_no_case_passes_by_it() {
     }
 }
 
-/// The in-process driver forgets what a process forgets, and its server serves on.
+/// The in-process driver loses the state that a process would lose, but its server keeps serving.
 #[tokio::test(start_paused = true)]
 async fn a_restart_that_ends_no_connection_is_named_and_no_case_passes_by_it() {
     let simulated = Simulated::new().unwrap();
@@ -197,7 +197,7 @@ async fn a_driver_that_does_not_come_back_is_awaited_by_name_and_named_once() {
     let (hook, does) = (Hook::Restart, Does::Kills(server));
     let hooks = Otherwise { hook, does, cloud };
     let mut config = simulated.config.clone();
-    // Longer than it takes until there is a line about what is awaited.
+    // Longer than the delay before a line reports the wait.
     config.call_seconds = 12.0;
     let waits = Waits::default();
     let cases = ["restart-finds-the-vm", "restart-adopts-the-vm"];
@@ -226,7 +226,7 @@ async fn a_driver_that_does_not_come_back_is_awaited_by_name_and_named_once() {
     assert!(!failed && second.contains("hook `restart`"), "{second}");
 }
 
-/// Also when the back end is made to fail: that its driver ends is no answer.
+/// Also when the back end is made to fail: the end of the driver is not an answer.
 #[tokio::test(start_paused = true)]
 async fn a_driver_that_dies_after_a_hook_is_named_as_gone_with_the_call() {
     for (hook, case, call) in [
@@ -255,7 +255,7 @@ async fn a_driver_that_dies_after_a_hook_is_named_as_gone_with_the_call() {
     }
 }
 
-/// DRV-GS-11: what the back end can't have is no rule that was left untried.
+/// DRV-GS-11: a rule that the back end makes impossible does not count as untried.
 #[tokio::test(start_paused = true)]
 async fn a_back_end_that_takes_no_second_vm_of_a_name_is_full_when_its_author_says_so() {
     let hooks = |simulated: &Simulated| Otherwise {
@@ -275,7 +275,7 @@ async fn a_back_end_that_takes_no_second_vm_of_a_name_is_full_when_its_author_sa
         "{reason}"
     );
 
-    // Of the other cases, none asks for a second VM.
+    // No other case requires a second VM.
     let mut config = simulated.config.clone();
     config.unique_names = true;
     config.many_machines = Some(8);
@@ -287,7 +287,7 @@ async fn a_back_end_that_takes_no_second_vm_of_a_name_is_full_when_its_author_sa
     assert_eq!(report.compliance(Layer::Provider), Compliance::Full, "{top:#?}");
 }
 
-/// DRV-GS-11: a setting by which a rule is left out stands beside a hook that could have tried it.
+/// DRV-GS-11: the setting excludes a rule that a configured hook could have tried.
 #[tokio::test(start_paused = true)]
 async fn unique_names_beside_a_hook_that_makes_a_second_vm_are_a_contradiction_that_names_both() {
     let simulated = Simulated::new().unwrap();
@@ -315,7 +315,7 @@ async fn unique_names_beside_a_hook_that_makes_a_second_vm_are_a_contradiction_t
     }
 }
 
-/// What only a run can know: which changes are hot updates, the driver declares.
+/// Only a run can know this: the driver declares which changes are hot updates.
 #[tokio::test(start_paused = true)]
 async fn changes_that_the_driver_takes_for_others_than_their_author_are_named_and_blame_no_rule() {
     for (change, setting, case) in [
@@ -343,7 +343,7 @@ async fn changes_that_the_driver_takes_for_others_than_their_author_are_named_an
     }
 }
 
-/// The hooks of a cloud that has one VM of a name, in each cluster.
+/// The hooks of a cloud with at most one VM per name and cluster.
 struct OneVmOfAName(Arc<dyn Hooks>);
 
 #[async_trait]
@@ -362,7 +362,7 @@ impl Hooks for OneVmOfAName {
     }
 }
 
-/// The hooks of the simulated driver restart the server, too, where it has one.
+/// The hooks of the simulated driver also restart the server, if there is one.
 #[tokio::test(start_paused = true)]
 async fn a_restart_that_ends_the_connections_is_one() {
     let simulated = Simulated::new().unwrap();

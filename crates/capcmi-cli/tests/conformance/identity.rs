@@ -1,4 +1,4 @@
-//! What a plugin says of itself wrongly is a verdict that names the row, also where the client takes no such
+//! A plugin that describes itself wrongly gets a verdict that names the row, even if the client refuses the
 //! plugin.
 
 use std::sync::Arc;
@@ -25,13 +25,13 @@ use tonic::{Request, Response, Status};
 enum IncompleteIdentity {
     /// CREATE_MACHINE is not declared, and not served.
     WithoutCreate,
-    /// GetPluginCapabilities is not written yet.
+    /// GetPluginCapabilities is not implemented.
     WithoutCapabilities,
-    /// GetPluginInfo is not written yet.
+    /// GetPluginInfo is not implemented.
     WithoutInfo,
-    /// Probe does not say whether it is ready.
+    /// Probe does not report whether the plugin is ready.
     WithoutReadiness,
-    /// Nothing is written yet.
+    /// No call is implemented.
     Empty,
 }
 
@@ -123,13 +123,13 @@ async fn a_plugin_that_says_too_little_of_itself_is_told_by_the_row() {
             found.is_failure() && !report.passed,
             "{identity:?}: {row} {found:?}"
         );
-        // What builds upon it is not named.
+        // Dependent rules are not named.
         let verdict = &report.rule("DRV-DE-00").unwrap().verdict;
         assert!(verdict.is_inconclusive(), "{identity:?}: {verdict:?}");
     }
 }
 
-/// Most likely the endpoint is another's.
+/// Most likely the endpoint belongs to another server.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_knows_none_of_the_calls_is_no_plugin() {
     let error = tested(IncompleteIdentity::Empty).await.err().unwrap();

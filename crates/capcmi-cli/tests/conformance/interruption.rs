@@ -1,4 +1,4 @@
-//! A run that is ended early, and one that tested nothing.
+//! A run that ends early, and a run that tested nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ async fn a_run_that_is_ended_early_deletes_what_it_made_and_is_not_compliant() {
     let stop = CancellationToken::new();
     let (driver, stopping) = (simulated.driver.clone(), stop.clone());
     let watch = tokio::spawn(async move {
-        // Many VMs are there and many calls under way.
+        // By now, many VMs exist and many calls are running.
         while driver.calls().count(Operation::CreateMachine) < 20 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -31,7 +31,7 @@ async fn a_run_that_is_ended_early_deletes_what_it_made_and_is_not_compliant() {
         &(),
         stop,
     );
-    // No case begins any more, and those that ran are cleared up side by side.
+    // No further case starts, and the finished cases are cleaned up concurrently.
     let report = tokio::time::timeout(Duration::from_mins(1), run)
         .await
         .unwrap()
@@ -42,7 +42,7 @@ async fn a_run_that_is_ended_early_deletes_what_it_made_and_is_not_compliant() {
     assert_eq!(simulated.driver.console().vms().unwrap(), []);
 }
 
-/// What a create that is given up makes after all would be left, and not be named.
+/// Otherwise the VM of the abandoned create would be left and not named.
 #[tokio::test(start_paused = true)]
 async fn a_create_that_is_under_way_when_the_run_is_ended_is_waited_for() {
     let simulated = Simulated::new().unwrap();

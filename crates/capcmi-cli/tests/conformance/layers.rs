@@ -1,4 +1,4 @@
-//! Two layers, told apart: what is published, and what this provider asks for besides.
+//! The two layers stay apart: the published contract, and the additional demands of this provider.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ use crate::mutant::Mutant;
 use crate::served::{RestartingHooks, served};
 use crate::variants::Variant;
 
-/// A driver of the published interface alone: a machine is known by cluster and name, and no tag of this
-/// provider's says anything to it.
+/// A driver of the published interface alone: it identifies a machine by cluster and name, and ignores this
+/// provider's tags.
 struct Plain {
     inner: Arc<dyn Driver>,
     offered: Vec<Operation>,
@@ -104,7 +104,7 @@ impl Driver for Plain {
     }
 }
 
-/// What its author would have for hooks: no VM of the back end has the tag.
+/// The hooks of such a driver: no VM of the back end has the tag.
 struct PlainHooks(Arc<dyn Hooks>);
 
 #[async_trait]
@@ -185,7 +185,7 @@ async fn a_plugin_of_the_published_interface_alone_keeps_it_and_is_told_what_thi
     keeps_what_is_published_and_not_the_tag(&simulated, &report);
 }
 
-/// Its VMs can't be seen: what it is asked for shows them.
+/// Its VMs cannot be listed: only the requests show them.
 #[tokio::test(start_paused = true)]
 async fn so_does_one_with_create_and_delete_alone() {
     let (simulated, report) = tested(Vec::new(), false).await;
@@ -198,7 +198,7 @@ async fn mutant(flaw: Flaw, only: &[&str]) -> Report {
     crate::tested(&simulated, mutant, only).await
 }
 
-/// OPS-11 is a SHOULD of its source, UPD-03 said without a keyword.
+/// OPS-11 is a SHOULD in its source, and UPD-03 has no keyword.
 #[tokio::test(start_paused = true)]
 async fn a_secret_that_leaks_and_an_update_that_does_nothing_are_not_taken_by_this_provider() {
     for (flaw, rule) in [
@@ -212,7 +212,7 @@ async fn a_secret_that_leaks_and_an_update_that_does_nothing_are_not_taken_by_th
     }
 }
 
-/// CMI-13, OPS-11: what every answer has to keep is part of each run, whichever cases were chosen.
+/// CMI-13, OPS-11: the rules for every answer are part of each run, regardless of the chosen cases.
 #[tokio::test(start_paused = true)]
 async fn a_secret_that_leaks_fails_a_part_of_the_rules_that_is_not_about_secrets() {
     let report = mutant(Flaw::SecretInAddress, &["create-again"]).await;
@@ -225,7 +225,7 @@ async fn a_secret_that_leaks_fails_a_part_of_the_rules_that_is_not_about_secrets
     );
 }
 
-/// Half of what such a list breaks is about other calls.
+/// Half of the rules that such a list breaks are about other calls.
 #[tokio::test(start_paused = true)]
 async fn of_all_that_a_list_of_every_cluster_breaks_the_list_is_named_first() {
     let report = mutant(Flaw::ListLeaks, &[]).await;
@@ -245,7 +245,7 @@ fn assert_lacks(report: &Report, lacks: bool, what: &str, rule: &'static str) {
     assert_eq!(provider.untried.contains(&rule), lacks, "{provider:?}");
 }
 
-/// OPS-11: what is in a log that the driver does not write, no run can find out.
+/// OPS-11: a run cannot check a log that the driver does not write.
 #[tokio::test(start_paused = true)]
 async fn where_the_log_is_empty_leaks_were_not_tried_in_full() {
     for (lines, is_missing) in [("", true), ("listening\n", false)] {
@@ -262,8 +262,8 @@ async fn where_the_log_is_empty_leaks_were_not_tried_in_full() {
     }
 }
 
-/// DRV-30: the worst fault there is takes a hook to show. Without it the grade says that nothing looked for
-/// it.
+/// DRV-30: only a hook reveals the worst possible fault. Without the hook, the grade says that nothing tested
+/// for it.
 #[tokio::test(start_paused = true)]
 async fn a_driver_that_finds_no_vm_while_its_back_end_is_away_is_basic_without_hooks_and_broken_with_them() {
     let flaw = Flaw::Says(Operation::GetMachineStatus, Code::Unavailable, Code::NotFound);
@@ -291,8 +291,8 @@ async fn without_hooks(flaw: Flaw, settings: &str, selection: Selection) -> Repo
         .unwrap()
 }
 
-/// DRV-34: a list that is shorter than a page shows nothing of the pages, unless its author knows them,
-/// however fast VMs are made.
+/// DRV-34: a list that is shorter than a page does not test the pages, unless its author knows their size,
+/// even if VMs are created fast.
 #[tokio::test(start_paused = true)]
 async fn where_pages_are_not_known_lists_were_not_tried_in_full() {
     for (takes, many, is_missing) in [(700, None, true), (700, Some(3), false), (0, None, true)] {
@@ -308,7 +308,7 @@ async fn where_pages_are_not_known_lists_were_not_tried_in_full() {
     }
 }
 
-/// CMI-83: a driver may cut names behind the longest one that is tried.
+/// CMI-83: a driver may cut names that are longer than the longest tried name.
 #[tokio::test(start_paused = true)]
 async fn where_the_longest_name_is_not_known_names_were_not_tried_in_full() {
     for (setting, is_missing) in [("", true), ("longestName: 63", false)] {

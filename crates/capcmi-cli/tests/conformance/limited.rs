@@ -16,11 +16,11 @@ use crate::served::{Server, served};
 /// The calls that the driver offers, and whether it serves over gRPC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
-    /// The required calls alone.
+    /// Only the required calls.
     Required,
-    /// Also GetMachineStatus, and InitializeMachine, which makes its VMs complete.
+    /// Adds GetMachineStatus, and InitializeMachine, which completes its VMs.
     WithStatus,
-    /// Everything, behind gRPC.
+    /// All calls, through gRPC.
     Plugin,
 }
 
@@ -131,7 +131,7 @@ fn the_rule_that_a_narrow_mutant_breaks_is_named() {
     );
 }
 
-/// What fails for the mutants fails for their flaws.
+/// Without a flaw, the driver passes: so the mutants fail due to their flaws.
 #[tokio::test(start_paused = true)]
 async fn a_driver_without_a_flaw_passes_where_narrow_mutants_fail() {
     for shape in [Shape::Required, Shape::WithStatus, Shape::Plugin] {

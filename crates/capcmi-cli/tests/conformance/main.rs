@@ -1,4 +1,4 @@
-//! The conformance suite against the simulated driver, and against drivers that each break one rule.
+//! Tests the conformance suite on the simulated driver, and on drivers that each break one rule.
 
 // A missing precondition fails the test.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -38,8 +38,8 @@ use cmi_driver::Driver;
 use tokio::runtime::Builder;
 use tokio_util::sync::CancellationToken;
 
-/// Runs the test with each item on a separate paused clock, which jumps to the next timer when nothing else
-/// is left to do. Tests as many items at a time as there are processors.
+/// Runs the test with each item on a separate paused clock, which jumps to the next timer when the runtime is
+/// idle. Tests as many items concurrently as there are processors.
 fn for_each<I: Sync, T: Send, F: Future<Output = T>>(items: &[I], test: impl Fn(&I) -> F + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -69,7 +69,7 @@ async fn tested(simulated: &Simulated, driver: Arc<dyn Driver>, only: &[&str]) -
     tested_with(simulated, driver, only, |_| {}).await
 }
 
-/// The same for a driver that keeps the rules, in a test that may be in real time on a busy computer.
+/// Tests a driver that keeps the rules, in a test that may run in real time on a busy computer.
 async fn tested_patiently(simulated: &Simulated, driver: Arc<dyn Driver>, only: &[&str]) -> Report {
     tested_with(simulated, driver, only, patiently).await
 }

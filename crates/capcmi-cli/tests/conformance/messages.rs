@@ -1,4 +1,4 @@
-//! What a run says leads to the mistake, and leaves nothing unnamed.
+//! The messages of a run lead to the mistake, and name everything.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::flaw::Flaw;
 use crate::mutant::Mutant;
 use crate::{tested, tested_with};
 
-/// Hooks that end well and do nothing.
+/// Hooks that succeed and do nothing.
 struct Idle;
 
 #[async_trait]
@@ -51,7 +51,7 @@ async fn a_hook_after_which_the_driver_answers_ok_is_named() {
     );
 }
 
-/// DRV-30: the worst fault there is.
+/// DRV-30: the worst possible fault.
 #[tokio::test(start_paused = true)]
 async fn a_driver_that_takes_the_failure_of_its_back_end_for_absence_is_told_what_that_leads_to() {
     let simulated = Simulated::new().unwrap();
@@ -67,7 +67,7 @@ async fn a_driver_that_takes_the_failure_of_its_back_end_for_absence_is_told_wha
     }
 }
 
-/// The simulated driver until a name has a dot, of which it dies; so many cases run at once.
+/// Runs this many cases at a time. The simulated driver dies at the first name with a dot.
 async fn dies_of_dots(parallel: usize) -> Report {
     let simulated = Simulated::new().unwrap();
     let mutant = Arc::new(Mutant::new(simulated.driver.clone(), Flaw::DiesOfDots));
@@ -90,7 +90,7 @@ async fn a_driver_that_dies_of_a_request_that_is_alone_is_reported_once_with_the
     assert!(!report.passed);
 }
 
-/// Which of the requests it was, nothing shows: no case and no row is blamed.
+/// The failing request is unknown: no case and no row is blamed.
 #[tokio::test(start_paused = true)]
 async fn a_driver_that_dies_beside_other_requests_breaks_no_rule_and_all_of_them_are_named() {
     let report = dies_of_dots(8).await;
@@ -128,7 +128,7 @@ async fn a_call_that_hangs_is_named_with_its_machine_and_the_limit() {
     );
 }
 
-/// The deletions hang: the run can't end by itself.
+/// The deletions hang, so the run cannot end without the signal.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_ends_the_command_after_it_has_named_what_may_be_left() {
     let simulated = Simulated::new().unwrap();
@@ -194,7 +194,7 @@ async fn a_second_signal_ends_the_command_after_it_has_named_what_may_be_left() 
     }
 }
 
-/// The first place of a cut is named, and of a list what it lacks and not all that it has.
+/// The report names the first cut, and the missing items of a list instead of all its items.
 #[tokio::test(start_paused = true)]
 async fn what_is_missing_is_named_and_not_all_there_is() {
     let simulated = Simulated::new().unwrap();

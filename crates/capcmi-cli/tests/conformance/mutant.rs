@@ -24,10 +24,9 @@ use tokio::sync::Semaphore;
 
 use crate::flaw::{Flaw, Writing};
 
-/// What a flawed call gives its caller time for.
+/// The delay that lets the caller of a flawed call act.
 const MOMENT: Duration = Duration::from_millis(20);
 
-/// A driver with one flaw.
 pub struct Mutant {
     inner: Arc<SimulatedDriver>,
     console: CloudConsole,
@@ -36,13 +35,13 @@ pub struct Mutant {
     turns: AtomicU32,
     running: AtomicU32,
     memory: Mutex<BTreeMap<String, ProviderId>>,
-    /// What was listed last, by cluster.
+    /// The last list, by cluster.
     listed: Mutex<BTreeMap<String, Vec<ListedMachine>>>,
-    /// How often the driver had been restarted when the VM of a machine was made.
+    /// The number of restarts before the VM of a machine was created.
     ages: Mutex<BTreeMap<String, u64>>,
-    /// What its calls run on.
+    /// The permits of its calls.
     workers: Semaphore,
-    /// What it writes to beside the log of calls.
+    /// The file that it writes to in addition to the log of calls.
     log: Option<PathBuf>,
 }
 
@@ -51,7 +50,7 @@ impl Mutant {
         Self::offering(Operation::ALL, inner, flaw)
     }
 
-    /// One that has only these of the calls that need not be there.
+    /// Creates a mutant that offers only these optional calls.
     pub fn offering(
         offered: impl IntoIterator<Item = Operation>,
         inner: Arc<SimulatedDriver>,
@@ -75,7 +74,6 @@ impl Mutant {
         }
     }
 
-    /// With a log.
     pub fn logging_to(mut self, log: &Path) -> Self {
         self.log = Some(log.to_owned());
         self
@@ -87,20 +85,20 @@ impl Mutant {
         writeln!(log.unwrap(), "{line}").unwrap();
     }
 
-    /// Whether the VM of a machine was made before the last restart.
+    /// Whether the VM of a machine was created before the last restart.
     fn is_old(&self, class: &MachineClass, name: &str) -> bool {
         let made = self.ages.lock().unwrap().get(&key(class, name)).copied();
         made.is_some_and(|made| made < self.inner.restarts())
     }
 
-    /// Notes that the VM of a machine is there, if that is new.
+    /// Records the VM of a machine, if it is new.
     fn is_made(&self, class: &MachineClass, name: &str) {
         let mut ages = self.ages.lock().unwrap();
         ages.entry(key(class, name))
             .or_insert_with(|| self.inner.restarts());
     }
 
-    /// Whether a request has ended the driver, and with it all that are under way.
+    /// Whether a request has ended the driver, and so all running requests.
     fn is_dead(&self) -> bool {
         self.turns.load(Ordering::SeqCst) > 0
     }
@@ -118,7 +116,7 @@ impl Mutant {
         self.console.vms().unwrap().into_iter().filter(fits).collect()
     }
 
-    /// The tag that says which machine object a VM belongs to, if it has one.
+    /// Returns the tag with the VM's machine object, if any.
     fn machine_tag(&self, id: &str) -> Option<String> {
         let vms = self.vms(|vm| vm.provider_id() == id);
         vms.first()?.tags.get(tags::MACHINE).cloned()
@@ -141,13 +139,13 @@ impl Mutant {
         }
     }
 
-    /// The end of a driver that has come to it.
+    /// Fails the call if the driver is dead.
     async fn lives(&self, name: &str) -> Result<()> {
         match self.flaw {
             Flaw::DiesAfter(calls) if self.turn() > calls => Err(gone()),
             Flaw::DiesOfDots if self.is_dead() => Err(gone()),
             Flaw::DiesOfDots if name.contains('.') => {
-                // Beside another request, where there is one.
+                // If possible, at the same time as another request.
                 for _ in 0..50 {
                     if self.running.load(Ordering::SeqCst) > 1 {
                         break;
@@ -161,7 +159,7 @@ impl Mutant {
         }
     }
 
-    /// What a driver makes of a value of another type than it reads.
+    /// Reacts to a value whose type differs from the type that the driver reads.
     fn takes(&self, operation: Operation, class: &MachineClass) -> Result<()> {
         let holds = |field: &str, what: fn(&Value) -> bool| {
             let value = class.provider_spec.0.get(field);
@@ -296,7 +294,7 @@ impl Mutant {
     }
 }
 
-/// Counts a call that runs, also when it is given up.
+/// Counts a running call, also if its caller gives up.
 struct Running<'a>(&'a AtomicU32);
 
 impl Drop for Running<'_> {
@@ -305,7 +303,7 @@ impl Drop for Running<'_> {
     }
 }
 
-/// The lock of a machine, which a process that is killed leaves behind.
+/// The lock of a machine. A killed process leaves it behind.
 struct Lock<'a> {
     mutant: &'a Mutant,
     key: String,
@@ -338,7 +336,7 @@ impl Drop for Lock<'_> {
     }
 }
 
-/// Whether all tags but that of the cluster are so.
+/// Returns whether all tags except for the cluster's satisfy the predicate.
 fn all_other_tags(class: &MachineClass, what: fn(&Value) -> bool) -> bool {
     let tags = class.provider_spec.0.get("tags").and_then(Value::as_object);
     let mut others = tags

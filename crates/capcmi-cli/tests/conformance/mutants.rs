@@ -1,5 +1,4 @@
-//! A suite that passes a driver with a flaw is worth nothing: for each flaw it has to name
-//! the rule that is broken.
+//! A suite that passes a flawed driver is useless: for each flaw, it has to name the broken rule.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -46,7 +45,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (RestartNeverReady, "CMI-59"),
     (RestartLeavesALock, "DRV-12"),
     (RestartLeavesALock, "CMI-84"),
-    // Calls that keep Probe waiting.
+    // Calls that block Probe.
     (RunsAtATime(1), "CAP-34"),
     (RunsAtATime(16), "CAP-34"),
     // Capabilities that lie.
@@ -465,7 +464,7 @@ async fn survives(flaw: Flaw, rule: &'static str) -> Option<String> {
         _ => vec![rule],
     };
     let report = tested_with(&simulated, mutant, &only, |config| match flaw {
-        // Where VMs take long on a busy computer, the case makes no more than it is asked for.
+        // If a busy computer creates VMs slowly, the case creates only the configured number.
         ListOneLongPage => config.many_machines = Some(110),
         ListOnePageOf200 => config.many_machines = Some(210),
         CreateRunsOn | CreateRunsOnAtOnce => patiently(config),
@@ -474,7 +473,7 @@ async fn survives(flaw: Flaw, rule: &'static str) -> Option<String> {
     .await;
     let found = report.rule(rule).unwrap();
     let binding = rules::find(rule).unwrap().is_binding();
-    // In real time, a busy computer may make any call late, which does not show a flaw.
+    // In real time, a busy computer may delay any call, which does not show a flaw.
     let reason = found.verdict.reason().unwrap_or_default();
     let is_late = reason.contains("did not answer within") && !matches!(flaw, Hangs(_));
     let seen = found.verdict.is_failure() && !is_late && !(binding && report.passed);
@@ -499,7 +498,7 @@ fn the_rule_that_a_mutant_breaks_is_named() {
     );
 }
 
-/// CMI-59: the change comes with the first restart of all, and in a whole run there are several.
+/// CMI-59: the change comes with the very first restart, and a whole run has several.
 #[tokio::test(start_paused = true)]
 async fn what_changes_with_the_first_restart_is_found_beside_other_restarts() {
     let case = "restart-changes-nothing-said";
@@ -527,8 +526,8 @@ async fn a_race_without_any_latency_is_found_time_after_time() {
     }
 }
 
-/// The rules that the table names hold for the intact driver, one by one as for its mutants: what fails
-/// there fails for the flaw.
+/// The intact driver keeps the rules in the table, tested one by one like its mutants: so a mutant fails due
+/// to its flaw.
 #[tokio::test(start_paused = true)]
 async fn the_intact_driver_passes_where_its_mutants_fail() {
     let rules: BTreeSet<_> = MUTANTS.iter().map(|(_, rule)| *rule).collect();
@@ -599,7 +598,7 @@ async fn a_vm_that_a_deletion_left_there_is_reported_by_its_id() {
     }
 }
 
-/// A VM that was made is left, although its deletion is refused as invalid.
+/// The created VM is left, although its deletion is refused as invalid.
 #[tokio::test(start_paused = true)]
 async fn a_vm_that_create_took_and_delete_refuses_as_invalid_is_left_behind() {
     let simulated = Simulated::new().unwrap();

@@ -1,4 +1,4 @@
-//! The drivers in Python keep every rule, seen from outside: the command, against processes of their own.
+//! The drivers in Python keep every rule, tested from outside: with the command, on separate processes.
 
 use std::process::Command;
 
@@ -9,8 +9,8 @@ use testbed::{Python, python_drivers};
 
 use crate::restarted::{self, Restarted};
 
-/// Cases with every call that a driver has to have or usually has, a fault of its back end and a restart. A
-/// whole run starts a process for each of several hundred hooks.
+/// Cases with every required or common call, a fault of the back end and a restart. A whole run starts a
+/// process for each of several hundred hooks.
 pub const EVERY_CALL: [&str; 18] = [
     "capabilities-stay",
     "create-again",
@@ -40,12 +40,12 @@ pub fn keeps_the_rules_of_every_call(report: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Runs the suite as an author does, and gives its report. A run of all cases has to try every rule.
+/// Runs the suite as an author does, and returns its report. A run of all cases must try every rule.
 pub async fn tested(folder: &RunFolder, endpoint: &str, config: &Value, only: &[&str]) -> Result<Value> {
     tested_at(folder, &[format!("--endpoint={endpoint}")], config, only).await
 }
 
-/// The same of a driver that these arguments name.
+/// The same for a driver with these arguments.
 pub async fn tested_at(
     folder: &RunFolder,
     plugin: &[String],
@@ -138,8 +138,8 @@ async fn tested_ec2(only: &[&str]) -> Result<Value> {
     ];
     let mut config = restarted::configuration(&here, &words, Some(&driver))?;
     config["providerSpec"]["subnets"] = ec2.console("subnets").await?;
-    // The driver's page is a thousand, which moto needs an hour for; the driver's own
-    // tests have pages of five.
+    // The driver's page has 1,000 entries, and moto needs an hour for them. The driver's own tests have pages
+    // of five.
     config["manyMachines"] = json!(6);
     tested(&folder, &driver.endpoint, &config, only).await
 }

@@ -1,5 +1,5 @@
-//! A plugin in a process of its own that is killed and started again, by the program that stands in the
-//! documentation: what it keeps, and where it serves.
+//! Kills and restarts a plugin process with the program from the documentation: the plugin keeps its VMs and
+//! its address.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -11,7 +11,7 @@ const RESTART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/drive
 const CASES: &str = "restart-finds-the-vm,restart-adopts-the-vm,restart-deletes-the-vm,\
                      restart-changes-nothing-said,wire-restart";
 
-/// A plugin of the simulated driver that runs until this goes.
+/// A plugin of the simulated driver, which runs until this value is dropped.
 struct Plugin {
     folder: TempDir,
 }
@@ -41,7 +41,7 @@ impl Plugin {
         format!("unix://{}", self.path("driver.sock").display())
     }
 
-    /// What the program that restarts it is given.
+    /// Returns the command line for the program that restarts the plugin.
     fn command(&self) -> Vec<String> {
         let text = |path: &Path| path.display().to_string();
         vec![
@@ -63,7 +63,7 @@ impl Plugin {
         self.tested_with(&restart, 20)
     }
 
-    /// The same with this hook, which has to be over after so long.
+    /// The same with this hook, which must end within this time.
     fn tested_with(&self, restart: &[String], call_seconds: u32) -> Output {
         let suite = serde_json::json!({
             "providerSpec": {"vmPool": "default", "size": "small"},
@@ -120,7 +120,7 @@ fn a_plugin_that_keeps_its_vms_in_memory_is_found_out() {
     }
 }
 
-/// CMI-157, CMI-182: such a driver ends at once, since its address is in use.
+/// CMI-157, CMI-182: such a driver exits immediately, because its address is in use.
 #[test]
 fn a_plugin_that_does_not_remove_the_socket_it_left_breaks_the_rules_about_that_and_no_others() {
     let plugin = Plugin::start("{stateFile: STATE_FILE, deleteSeconds: 0.02, bootSeconds: 0}");

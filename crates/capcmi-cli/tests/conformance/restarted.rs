@@ -1,5 +1,5 @@
-//! A driver in a process of its own that the hook `restart` kills and starts again, as its author has it:
-//! with `restart.sh`, and with the author's configuration.
+//! A driver process that the hook `restart` kills and starts again, with the author's `restart.sh` and
+//! configuration.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,20 +11,18 @@ use serde_json::{Value, json};
 use testbed::go_driver;
 use tokio::net::UnixStream;
 
-/// The processes, one after the other. The last one ends with this.
+/// The successive processes. The last process ends when this value is dropped.
 pub struct Restarted {
     /// `CMI_ENDPOINT`.
     pub endpoint: String,
-    /// What they log.
     log: PathBuf,
-    /// The hook.
     hook: Value,
     pid_file: PathBuf,
 }
 
 impl Restarted {
-    /// Starts a driver at a socket in the folder, and waits until it serves. Of the command, the program, its
-    /// arguments and what it adds to the environment count.
+    /// Starts a driver at a socket in the folder, and waits until it serves. Uses the program, the arguments
+    /// and the added environment of the command.
     pub async fn start(folder: &RunFolder, name: &str, command: &Command) -> Result<Self> {
         let path = |suffix: &str| folder.path().join(format!("{name}.{suffix}"));
         let text = |path: PathBuf| path.display().to_string();
@@ -68,8 +66,8 @@ impl Drop for Restarted {
     }
 }
 
-/// What the driver's author wrote of it, in `conformance.yaml` of its folder. These words of its hooks are
-/// others in this run; the hook `restart` is for a driver that it has started, and so are the logs.
+/// Returns the author's settings from `conformance.yaml` in the folder. Replaces these words of its hooks.
+/// The hook `restart` and the logs are of the driver that this run has started.
 pub fn configuration(folder: &Path, words: &[(&str, &str)], restarted: Option<&Restarted>) -> Result<Value> {
     let path = folder.join("conformance.yaml");
     let yaml = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;

@@ -17,7 +17,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 /// How long the client waits for a call: longer than the suite does.
 const MAX_CALL: Duration = Duration::from_secs(25);
-/// How long running calls have to end.
+/// How long running calls may take to end.
 const DRAIN: Duration = Duration::from_secs(1);
 
 /// Serves a driver until it is dropped.
@@ -27,7 +27,7 @@ pub struct Server {
     running: Mutex<Running>,
 }
 
-/// Where a server listens.
+/// The address of a server.
 enum Place {
     /// A real socket, for tests in real time.
     Socket(String),
@@ -65,7 +65,6 @@ impl Server {
         })
     }
 
-    /// The endpoint of the socket.
     pub fn endpoint(&self) -> &str {
         match &self.place {
             Place::Socket(endpoint) => endpoint,
@@ -96,7 +95,7 @@ impl Server {
         }
     }
 
-    /// Ends every connection, and listens at the same place again.
+    /// Ends every connection, and listens at the same address again.
     async fn restart(&self) {
         let mut running = self.running.lock().await;
         running.stop.cancel();
@@ -108,7 +107,6 @@ impl Server {
         };
     }
 
-    /// Ends the server.
     pub async fn kill(&self) {
         let mut running = self.running.lock().await;
         running.stop.cancel();
@@ -168,7 +166,7 @@ impl Hooks for RestartingHooks {
     }
 }
 
-/// Serves a driver within the process, and returns the server, which ends with its last owner.
+/// Serves a driver within the process. The returned server ends with its last owner.
 pub fn served(driver: Arc<dyn Driver>) -> (Target, Arc<Server>) {
     let server = Server::in_memory(driver);
     let target = Target::plugin(

@@ -1,4 +1,4 @@
-//! A plugin whose process is stopped (SIGSTOP) in the middle of a run: it takes connections, and is silent.
+//! A plugin whose process is stopped (SIGSTOP) during a run: it accepts connections, but does not answer.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -12,14 +12,14 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-/// How many cases run at once.
+/// The number of concurrent cases.
 const PARALLEL: usize = 4;
 /// How many cases have ended when the plugin is stopped.
 const ENDED: usize = 40;
-/// What anything may take on a busy computer.
+/// The timeout for any step on a busy computer.
 const LONG: Duration = Duration::from_mins(2);
 
-/// A plugin in a process of its own, and the suite that tests it.
+/// A plugin process and the suite that tests it.
 struct Run {
     folder: TempDir,
     plugin: Child,
@@ -119,11 +119,11 @@ impl Run {
         SimulatedDriver::new(config).unwrap().console().vms().unwrap()
     }
 
-    /// The suite's exit code, and what it wrote to standard error.
+    /// Returns the suite's exit code and its standard error.
     async fn end(&mut self) -> (Option<i32>, String) {
         let mut errors = String::new();
         let ended = async {
-            // A pipe that is full would keep it from ending.
+            // A full pipe would keep it from ending.
             while self.lines.next_line().await.unwrap().is_some() {}
             let mut pipe = self.suite.stderr.take().unwrap();
             pipe.read_to_string(&mut errors).await.unwrap();
@@ -134,7 +134,7 @@ impl Run {
     }
 }
 
-/// The cases that clusters are of: `cf01234567-create-again-other` is one of `create-again`.
+/// Returns the cases of these clusters: `cf01234567-create-again-other` belongs to `create-again`.
 fn cases_of<'a>(clusters: impl Iterator<Item = &'a str>) -> BTreeSet<&'static str> {
     let case = |cluster: &str| {
         let (_, rest) = cluster.split_once('-').unwrap();
@@ -145,7 +145,7 @@ fn cases_of<'a>(clusters: impl Iterator<Item = &'a str>) -> BTreeSet<&'static st
     clusters.filter_map(case).collect()
 }
 
-/// The calls that were under way are named; what is left is what the cases have that ran when it was stopped.
+/// The report names the calls in flight. Only VMs of cases that ran when the plugin stopped are left.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plugin_that_is_frozen_is_named_with_the_cases_and_the_calls_and_little_is_left() {
     let mut run = Run::stopped(2.0).await;
@@ -185,8 +185,8 @@ async fn a_plugin_that_is_frozen_is_named_with_the_cases_and_the_calls_and_littl
     }
     let clusters = left.iter().filter_map(|left| left["cluster"].as_str());
     let of = cases_of(clusters);
-    // One may begin in the place of each that ran, before the first call counts as hung: what it asked for
-    // may be made when the plugin goes on.
+    // A new case may start after each stopped case, before the first call counts as hung. Its VM may be
+    // created when the plugin continues.
     assert!(of.len() <= 2 * PARALLEL, "{of:?}: {left:#?}");
 }
 

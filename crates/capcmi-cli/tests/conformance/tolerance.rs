@@ -44,8 +44,8 @@ fn is_compliant_and_leaves_nothing(simulated: &Simulated, report: &Report) {
     assert_eq!(simulated.driver.console().vms().unwrap(), []);
 }
 
-/// CMI-10, CMI-34, DRV-CR-10: the second call on a machine gets the same VM, or ABORTED, also when the caller
-/// of the first no longer waits.
+/// CMI-10, CMI-34, DRV-CR-10: the second call on a machine gets the same VM, or ABORTED, even if the caller
+/// of the first has stopped waiting.
 #[tokio::test(start_paused = true)]
 async fn a_driver_whose_calls_run_on_and_keep_others_away_is_compliant() {
     let simulated = Simulated::new().unwrap();
@@ -72,7 +72,7 @@ async fn a_driver_that_refuses_a_volume_without_a_source_is_compliant() {
     is_compliant_and_leaves_nothing(&simulated, &report);
 }
 
-/// A VM that was made within the consistency window is found neither by a look-up nor by a deletion.
+/// Within the consistency window, neither a look-up nor a deletion finds a new VM.
 #[tokio::test(start_paused = true)]
 async fn a_driver_whose_view_is_behind_is_compliant_and_the_run_leaves_nothing() {
     let simulated = Simulated::new().unwrap();
@@ -140,7 +140,7 @@ async fn a_driver_that_reads_and_adopts_a_vm_to_which_nothing_may_be_done_is_com
     }
 }
 
-/// With a quick back end, cases make many VMs that the author did not ask for.
+/// With a quick back end, cases create many VMs without the author's request.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_quota_of_a_few_vms_is_no_fault_of_the_driver() {
     let simulated = Simulated::new().unwrap();
@@ -155,13 +155,13 @@ async fn a_quota_of_a_few_vms_is_no_fault_of_the_driver() {
     }
 }
 
-/// A driver with create and delete alone, or with everything, whose ids are made of names.
+/// Returns a driver with only create and delete, or with all calls, whose ids are made from names.
 fn named(shape: Shape, simulated: &Simulated, flaw: Flaw) -> Arc<dyn Driver> {
     let mutant = Arc::new(Mutant::offering(shape.supports(), simulated.driver.clone(), flaw));
     Arc::new(Variant::named(mutant, simulated.driver.console()))
 }
 
-/// DRV-13, CMI-85, CMI-92: a provider id may be the machine's name, so that a new VM has the id of its
+/// DRV-13, CMI-85, CMI-92: a provider id may be the machine's name, and then a new VM has the id of its
 /// predecessor.
 #[tokio::test(start_paused = true)]
 async fn a_driver_whose_ids_are_made_of_names_is_compliant() {
@@ -177,7 +177,7 @@ async fn a_driver_whose_ids_are_made_of_names_is_compliant() {
     }
 }
 
-/// A case that makes a VM again must not hide that it was gone.
+/// A case that recreates a VM must not hide that it was gone.
 const MUTANTS: &[(Shape, Flaw, &str)] = &[
     (Shape::Full, DeleteAnyId, "DRV-20"),
     (Shape::Full, DeleteAnyIdOfCluster, "CMI-101"),

@@ -1,4 +1,4 @@
-//! Drivers that do what the contract leaves open in ways of their own: none of that may fail them.
+//! Drivers that use the contract's freedom in different ways: none of them may fail.
 
 mod behind;
 mod named;
@@ -23,25 +23,25 @@ use behind::Behind;
 use named::Named;
 use running::Running;
 
-/// A driver on the cloud of another, with a way of its own.
+/// A driver that wraps another and behaves in a different, permitted way.
 pub struct Variant {
     inner: Arc<dyn Driver>,
     way: Way,
 }
 
-/// What is left open, and how it is done.
+/// A permitted behaviour.
 enum Way {
     /// A call takes its time, and runs on when its caller has given it up.
     RunsOn(Running),
-    /// What was made a moment ago is not found, not even to be deleted, and what was deleted is still seen.
+    /// A new VM is not found at first, not even by a delete, and a deleted VM is still visible for a while.
     Behind(Behind),
-    /// Ids are made of cluster and name, so that a new VM has the id of the one before.
+    /// Ids are made from cluster and name, so a new VM has the id of its predecessor.
     Named(Named),
-    /// CreateMachine says of a new VM that it waits for its initialization.
+    /// CreateMachine reports that a new VM waits for its initialization.
     Unfinished,
-    /// CreateMachine adopts a VM to which nothing may be done, and GetMachineStatus reads it.
+    /// CreateMachine adopts a locked VM, and GetMachineStatus reads it.
     ReadsLocked(CloudConsole),
-    /// DeleteMachine refuses a spec that CreateMachine refuses, as it reads both with the same code.
+    /// DeleteMachine refuses the same specs as CreateMachine, since it parses them with the same code.
     ChecksWhatItDeletes,
 }
 
@@ -68,13 +68,13 @@ impl Key {
 }
 
 impl Variant {
-    /// Meanwhile every other call on its machine is ABORTED.
+    /// While a call runs, every other call on its machine is ABORTED.
     pub fn runs_on(inner: Arc<dyn Driver>) -> Self {
         let way = Way::RunsOn(Running::new(running::MOMENT, true));
         Self { inner, way }
     }
 
-    /// Creates take this long, and keep no other call away.
+    /// Creates take this long, and do not block other calls.
     pub fn late(inner: Arc<dyn Driver>, creation: Duration) -> Self {
         let way = Way::RunsOn(Running::new(creation, false));
         Self { inner, way }
@@ -117,7 +117,7 @@ impl Variant {
         Self { inner, way }
     }
 
-    /// The id that the driver behind this one knows.
+    /// Returns the id that the wrapped driver knows.
     fn real(&self, id: Option<ProviderId>) -> Option<ProviderId> {
         match (&self.way, id) {
             (Way::Named(named), Some(id)) => Some(named.real(id)),
@@ -126,7 +126,7 @@ impl Variant {
     }
 }
 
-/// What can be read of a VM that is locked.
+/// Returns the readable part of a locked VM.
 fn read_locked(console: &CloudConsole, key: &Key, answer: Result<Machine>) -> Result<Machine> {
     match answer {
         Err(status) if status.code() == Code::FailedPrecondition => {

@@ -1,5 +1,5 @@
-//! What only the wire shows: a plugin of ours keeps those rules too, and what breaks
-//! one on the wire is found.
+//! Rules that only the wire shows: this project's plugin keeps them too, and the suite detects violations on
+//! the wire.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,7 +30,7 @@ use crate::served::{RestartingHooks, Server};
 use crate::tested_patiently;
 use crate::variants::Variant;
 
-/// A plugin on the simulated cloud, and the way to it.
+/// A plugin on the simulated cloud, and the connection to it.
 struct Served {
     simulated: Simulated,
     wire: Arc<ConnectionWire>,
@@ -64,7 +64,7 @@ impl Served {
         }
     }
 
-    /// What only the wire shows: everything else is looked at without it.
+    /// Tests only the rules that need the wire: other tests cover the rest.
     async fn tested(&self, wire: Arc<dyn Wire>, only: &[&str]) -> Report {
         self.run(self.simulated.driver.clone(), wire, Arc::default(), only)
             .await
@@ -103,16 +103,15 @@ impl Served {
 /// A credential with characters that a gRPC message can't have.
 const PASSPHRASE: &str = "open sesame, 100% schön";
 
-/// What is wrong on the wire.
+/// A flaw on the wire.
 #[derive(Clone, Copy, Debug)]
 enum Flaw {
-    /// This code stands where that one belongs.
+    /// Answers the second code instead of the first.
     Says(&'static str, &'static str),
-    /// A code that gRPC does not know.
+    /// A code that does not exist in gRPC.
     Code17,
     /// Answers end without a status.
     NoStatus,
-    /// The connection breaks.
     Breaks,
     /// Errors have details.
     Details,
@@ -126,7 +125,7 @@ enum Flaw {
     PagesAsLongAsItLikes,
     /// The list ends after its first page.
     FirstPageAlone,
-    /// A page token is not looked at.
+    /// Page tokens are ignored.
     AnyPageToken,
     /// The published list ends after a page.
     ListOnePage,
@@ -134,21 +133,21 @@ enum Flaw {
     RefusesUnknownFields,
     /// A field that is not known is ABORTED.
     AbortsUnknownFields,
-    /// A volume that is none is INVALID_ARGUMENT. That breaks no rule.
+    /// An invalid volume is INVALID_ARGUMENT. That breaks no rule.
     RefusesEmptyVolumes,
     /// A list without a volume is INVALID_ARGUMENT. That breaks no rule.
     RefusesNoVolumes,
-    /// A message of more than 4 MiB is refused, as gRPC libraries do unless told otherwise.
+    /// A message of more than 4 MiB is refused, as by default in gRPC libraries.
     TakesFourMebibytes,
-    /// GetVolumeIDs alone refuses it.
+    /// Only GetVolumeIDs refuses it.
     VolumesTakeFourMebibytes,
     /// A message of more than 8 MiB is refused.
     TakesEightMebibytes,
-    /// UpdateMachine alone refuses it.
+    /// Only UpdateMachine refuses it.
     UpdateTakesFourMebibytes,
     /// A message of more than 2 MiB is refused.
     TakesTwoMebibytes,
-    /// The names of fields are read in any case, and the last one counts.
+    /// The names of fields are read in any case, and the last field counts.
     ReadsKeysInAnyCase,
     /// A VM has an id of 513 bytes.
     LongProviderId,
@@ -156,7 +155,7 @@ enum Flaw {
     LongNodeName,
     /// A state of more than 4 KiB is given back.
     LongState,
-    /// DeleteMachine alone gives it back.
+    /// Only DeleteMachine returns it.
     LongStateOfDelete,
     /// A machine of 254 bytes is listed.
     LongListedName,
@@ -170,11 +169,9 @@ enum Flaw {
     GoneAfterRestart,
     /// The manifest is beyond every limit.
     HugeManifest,
-    /// Every second time nothing but create and delete is declared.
+    /// Every second response declares only create and delete.
     CapabilitiesChange,
-    /// Errors have no message.
     NoMessage,
-    /// Nothing is declared.
     DeclaresNothing,
     /// These bytes are the answer of this call.
     Answers(&'static str, &'static [u8]),
@@ -182,13 +179,12 @@ enum Flaw {
     NeedsNot(&'static str),
     /// This call is not served.
     NotServed(&'static str),
-    /// It ends after so many calls.
+    /// It ends after this many calls.
     EndsAfter(usize),
     /// Bytes that are no text are a broken invariant.
     ChokesOnBytes,
-    /// It is always healthy.
     AlwaysHealthy,
-    /// It takes all the time there is.
+    /// Deadlines are ignored.
     NoDeadlines,
 }
 
@@ -242,7 +238,7 @@ fn canary(message: &[u8]) -> String {
     word.unwrap_or_default().to_owned()
 }
 
-/// The request as a program reads it whose JSON library takes `TAGS` for `tags`.
+/// Returns the request as read by a JSON library that treats `TAGS` as `tags`.
 fn in_any_case(message: &[u8]) -> Vec<u8> {
     let mut request = CreateMachineRequest::decode(message).unwrap();
     let spec: serde_json::Result<serde_json::Map<_, _>> = serde_json::from_slice(&request.provider_spec);
@@ -255,7 +251,7 @@ fn in_any_case(message: &[u8]) -> Vec<u8> {
     request.encode_to_vec()
 }
 
-/// The answer with a field that is one byte longer than it may be.
+/// Returns the answer with a field that is one byte too long.
 fn lengthened(flaw: Flaw, path: &str, mut answer: RawResponse) -> RawResponse {
     match flaw {
         Flaw::LongProviderId if path.ends_with("Machine/ListMachines") => {
@@ -400,7 +396,7 @@ const NUMBER: &[u8] = b"\x08\x07";
 const NO_NODE_NAME: &[u8] = b"\x0a\x0fanother-machine";
 /// The place of the tags: no JSON pointer.
 const BAD_TAG_PATH: &[u8] = b"\x22\x01a";
-/// Provider id and node name of a VM that was not asked for.
+/// Provider id and node name of another VM.
 const ANOTHER_MACHINES: &[u8] = b"\x0a\x0fanother-machine\x12\x01x";
 
 const MUTANTS: &[(Flaw, &str)] = &[
@@ -601,8 +597,8 @@ async fn the_simulated_driver_as_a_plugin_keeps_the_rules_of_the_wire() {
     assert!(report.passed, "{:?}", report.leftovers);
 }
 
-/// DRV-CR-10, PLG-DE-04: a call that is given up at its deadline may go on at the plugin and keep others
-/// away.
+/// DRV-CR-10, PLG-DE-04: a call that was abandoned at its deadline may continue in the plugin and block
+/// others.
 #[tokio::test(start_paused = true)]
 async fn a_plugin_whose_calls_run_on_keeps_the_rules_about_deadlines() {
     let served = Served::serving(|simulated| Arc::new(Variant::runs_on(simulated.driver.clone())));

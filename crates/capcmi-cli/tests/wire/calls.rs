@@ -1,4 +1,4 @@
-//! Every call, over every kind of socket, with what is generated from `proto/` alone.
+//! Tests every call over every kind of socket, with code generated from `proto/` alone.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -27,7 +27,7 @@ async fn a_machine_comes_and_goes_over_a_unix_socket_and_over_tcp() -> Result<()
     Ok(())
 }
 
-/// CMI-153: a client of the published specification alone knows nothing of the tag `capcmi.io/machine`.
+/// CMI-153: a client of the published specification alone does not know the tag `capcmi.io/machine`.
 #[tokio::test]
 async fn a_client_that_sends_no_identity_is_served() -> Result<()> {
     let served = Served::simulated(FAST).await?;
@@ -247,7 +247,7 @@ async fn a_plugin_says_its_name_what_it_offers_and_whether_it_is_ready() -> Resu
     served.stop().await
 }
 
-/// The whole list, page by page.
+/// Reads the whole list page by page.
 #[tokio::test]
 async fn a_list_in_pages_holds_every_machine_once() -> Result<()> {
     let served = Served::simulated(FAST).await?;
@@ -297,7 +297,7 @@ async fn a_list_in_pages_holds_every_machine_once() -> Result<()> {
     served.stop().await
 }
 
-/// What the response of cmi.v1 has no room for comes behind it, where libraries of any language look.
+/// Fields that the cmi.v1 response lacks are sent as trailers, where libraries of any language find them.
 #[tokio::test]
 async fn the_rest_of_a_machine_comes_in_the_trailers_of_its_response() -> Result<()> {
     let served = Served::start(Scripted::creating(|request| async move {

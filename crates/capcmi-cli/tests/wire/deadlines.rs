@@ -1,4 +1,4 @@
-//! Calls whose caller no longer waits.
+//! Calls that their caller has abandoned.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::support::{Connection, Scripted, Served, TIMEOUT, create};
 
-/// What happens to a call of the driver.
+/// An event in a driver's call.
 #[derive(Debug, PartialEq, Eq)]
 enum Event {
     Begun,
@@ -27,7 +27,7 @@ impl Drop for Watched {
     }
 }
 
-/// A driver whose creates never end, and what happens to them.
+/// Returns a driver whose creates never end, and the events of its calls.
 fn hanging() -> (Arc<dyn Driver>, UnboundedReceiver<Event>) {
     let (tell, events) = unbounded_channel();
     let driver = Scripted::creating(move |_| {
@@ -66,7 +66,7 @@ async fn a_deadline_drops_the_call_and_is_answered_as_such() -> Result<()> {
     let (driver, mut events) = hanging();
     let served = Served::start(driver).await?;
     let mut raw = Connection::open(UnixStream::connect(served.socket()?).await?).await?;
-    // tonic has a deadline of its own, which must never be the first.
+    // tonic has its own deadline, which must never be the first.
     for grpc_timeout in ["50m", "1m", "3000u", "0n"] {
         let headers = [("grpc-timeout", grpc_timeout)];
         let answer = raw
@@ -83,7 +83,7 @@ async fn a_deadline_drops_the_call_and_is_answered_as_such() -> Result<()> {
     served.stop().await
 }
 
-/// CMI-182: what does not end in time is dropped, and its client notified.
+/// CMI-182: a call that does not end in time is dropped, and its client notified.
 #[tokio::test]
 async fn a_stop_waits_for_calls_only_so_long() -> Result<()> {
     let (driver, mut events) = hanging();

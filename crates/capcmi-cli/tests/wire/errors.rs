@@ -1,4 +1,4 @@
-//! What goes wrong, as a client sees it.
+//! Failures as a client sees them.
 
 use std::future::{Ready, ready};
 use std::sync::Arc;
@@ -74,7 +74,7 @@ async fn every_code_arrives_with_its_message_and_all_that_comes_with_it() -> Res
     served.stop().await
 }
 
-/// CMI-23: one driver that panics costs one call.
+/// CMI-23: a panic of a driver fails only one call.
 #[tokio::test]
 async fn a_panic_in_the_driver_is_an_answer_and_the_connection_lives_on() -> Result<()> {
     let machine = machine()?;
@@ -207,8 +207,7 @@ async fn secrets_and_state_are_binary_all_the_way() -> Result<()> {
     served.stop().await
 }
 
-/// OPS-11: secrets are removed before a message is cut for want of room. Of half of one, the
-/// client would find nothing.
+/// OPS-11: secrets are removed before a message is cut to size. The client would not find half of a secret.
 #[tokio::test]
 async fn a_long_secret_that_a_driver_echoes_does_not_leave_the_plugin_in_part() -> Result<()> {
     const PART: usize = 12;
@@ -242,7 +241,7 @@ async fn a_long_secret_that_a_driver_echoes_does_not_leave_the_plugin_in_part() 
     served.stop().await
 }
 
-/// What a newer client knows besides.
+/// A request with fields of a newer client.
 #[derive(Clone, PartialEq, prost::Message)]
 struct FutureRequest {
     #[prost(string, tag = "1")]
@@ -263,7 +262,7 @@ async fn unknown_fields_are_ignored_and_bytes_that_are_no_message_refused() -> R
         colour: "red".to_owned(),
     };
     ensure!(raw.call(CREATE, &request, &[]).await?.code()? == tonic::Code::Ok);
-    // A list where text has to be: field 1 is a number here.
+    // A list instead of text: field 1 is a number here.
     let broken = prost_types::Duration { seconds: 1, nanos: 0 };
     let code = raw.call(CREATE, &broken, &[]).await?.code()?;
     ensure!(code != tonic::Code::Ok, "{code}");
@@ -272,7 +271,7 @@ async fn unknown_fields_are_ignored_and_bytes_that_are_no_message_refused() -> R
     served.stop().await
 }
 
-/// DRV-30: a driver that can't say what it offers says nothing about a VM.
+/// DRV-30: a driver that cannot read its capabilities makes no statement about a VM.
 #[tokio::test]
 async fn a_failure_to_read_capabilities_is_never_taken_for_the_answer_of_the_call() -> Result<()> {
     let faults = "{faults: [{operation: GetPluginCapabilities, code: NotFound}]}";
@@ -292,7 +291,7 @@ async fn a_failure_to_read_capabilities_is_never_taken_for_the_answer_of_the_cal
     served.stop().await
 }
 
-/// CMI-57, CMI-63, CMI-72: a plugin that can't tell says so, and not that it has no name, or offers nothing.
+/// CMI-57, CMI-63, CMI-72: a plugin that fails to answer does not report an empty name or no capabilities.
 #[tokio::test]
 async fn an_identity_call_that_fails_is_not_answered_ok() -> Result<()> {
     let faults = "{faults: [

@@ -1,4 +1,4 @@
-//! The Common Machine Interface on real sockets: plugins in this process and in processes of their own.
+//! The Common Machine Interface on real sockets: plugins in this process and in child processes.
 
 mod calls;
 mod deadlines;

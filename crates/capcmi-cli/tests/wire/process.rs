@@ -18,14 +18,14 @@ use tokio_stream::wrappers::TcpListenerStream;
 
 use crate::support::{Plugin, TIMEOUT, connect, create};
 
-/// How long a plugin that can't start may take to say so (OPS-13).
+/// How long a plugin that cannot start may take to report the error (OPS-13).
 const FAIL_FAST: Duration = Duration::from_secs(5);
 
 fn unix(folder: &Path) -> Endpoint {
     Endpoint::Unix(folder.join("p.sock"))
 }
 
-/// Runs a plugin that can't start.
+/// Runs a plugin that fails to start, and returns its output.
 async fn fails(endpoint: &str, more: &[&str]) -> Result<String> {
     let begun = Instant::now();
     let Output { status, stderr, .. } = Plugin::command()
@@ -97,8 +97,7 @@ async fn a_plugin_that_does_not_listen_yet_is_waited_for_as_long_as_is_said() ->
     Ok(())
 }
 
-/// GetMachine and ListMachinesPaged are made in the place of other calls: the author has to see that they are
-/// declared.
+/// GetMachine and ListMachinesPaged replace other calls: the author has to see that they are declared.
 #[tokio::test]
 async fn all_that_a_plugin_declares_of_the_extension_is_printed() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -281,13 +280,13 @@ async fn logs_go_to_standard_error_alone_and_hold_no_secret() -> Result<()> {
     Ok(())
 }
 
-/// More than a plugin serves, twice over.
+/// More than twice the connections that a plugin serves.
 const SILENT: usize = 600;
 /// More files than a plugin has, with as many connections as it serves and as many that are being closed.
 const MAX_FILES: usize = 560;
 
-/// A client that has called stays; the silent ones evict each other, and are gone when they have
-/// said nothing for seconds.
+/// A client that has made a call keeps its connection. Silent clients evict each other, and are disconnected
+/// after some seconds.
 #[tokio::test]
 async fn silent_clients_cost_a_plugin_neither_its_files_nor_its_callers() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -326,7 +325,7 @@ async fn silent_clients_cost_a_plugin_neither_its_files_nor_its_callers() -> Res
     Ok(())
 }
 
-/// A connection on which nothing is said.
+/// Opens a connection and sends nothing.
 async fn silence(endpoint: &Endpoint) -> Result<Box<dyn Send>> {
     Ok(match endpoint {
         Endpoint::Unix(path) => Box::new(UnixStream::connect(path).await?),
@@ -336,7 +335,7 @@ async fn silence(endpoint: &Endpoint) -> Result<Box<dyn Send>> {
     })
 }
 
-/// What is at a wrong endpoint is named, with the endpoint and what to check.
+/// The error names the endpoint, its answer and the checks to make.
 #[tokio::test]
 async fn a_server_that_is_no_plugin_is_named_with_what_it_answered() -> Result<()> {
     let (_, health) = tonic_health::server::health_reporter();

@@ -69,7 +69,7 @@ fn write(folder: &Path, identity: &Identity, clients: &Authority) -> Result<Cert
     Ok(files)
 }
 
-/// A client of servers of an authority, which shows a certificate if it has one.
+/// Returns a client for servers of an authority, with an optional certificate.
 fn client(servers: &Authority, identity: Option<&Identity>) -> Result<TlsConnector> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(servers.certificate.as_bytes())?)?;
@@ -88,7 +88,7 @@ fn client(servers: &Authority, identity: Option<&Identity>) -> Result<TlsConnect
     Ok(Arc::new(config).into())
 }
 
-/// Makes a call, and says whether it was answered with OK.
+/// Makes a call, and fails unless it was answered with OK.
 async fn call(served: &Served, name: &str, client: &TlsConnector) -> Result<()> {
     let Endpoint::Tls(authority) = &served.endpoint else {
         anyhow::bail!("{} does not use TLS", served.endpoint);
@@ -130,12 +130,12 @@ async fn only_clients_with_a_certificate_of_the_authority_are_served() -> Result
         let answer = call(&served, "plugin.example", &client(&authority, identity)?).await;
         ensure!(answer.is_err(), "{caller} was served");
     }
-    // A refused client is in no other client's way.
+    // A refused client does not block other clients.
     call(&served, "plugin.example", &client(&authority, Some(&known))?).await?;
     served.stop().await
 }
 
-/// Handshakes that are begun and not ended are in the way of no client, however many there are and come anew.
+/// Unfinished handshakes block no client, even if there are many and they keep coming.
 #[tokio::test]
 async fn a_client_is_served_while_others_hold_handshakes_open() -> Result<()> {
     let (authority, folder) = (Authority::new()?, TempDir::new()?);

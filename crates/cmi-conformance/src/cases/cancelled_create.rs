@@ -1,4 +1,4 @@
-//! A create whose caller has given up, followed by a deletion.
+//! A create that its caller abandons, followed by a deletion.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::answer::{CaseError, CaseResult};
 use crate::{Case, Hook, Need, TestContext};
 use cmi_driver::Code;
 
-/// The pause between a create that is given up and the deletion: the case does not test which of the two a
-/// driver takes up first.
+/// The pause between the abandoned create and the deletion: the case does not test which of the two a driver
+/// handles first.
 const BEFORE_THE_DELETION: Duration = Duration::from_millis(200);
-/// The shortest time for which the case watches that no VM appears.
+/// The shortest time that the case watches for a VM.
 const MIN_WATCH: Duration = Duration::from_millis(300);
-/// The time for which the case watches, as a multiple of the time that a create takes.
+/// The time that the case watches, as a multiple of a create's duration.
 const TIMES_A_CREATE: u32 = 2;
 
 pub(super) const CASES: &[Case] = cases! {
@@ -47,7 +47,7 @@ async fn no_vm_appears(t: &TestContext, number: usize, give_up: GiveUp, takes: D
     let cluster = format!("{}-{number}", request.cluster());
     let request = request.in_cluster(&cluster);
     if let Some(ended) = give_up.run(t.create(&request)).await {
-        // The call ended before it was given up.
+        // The call ended before its caller gave up.
         let ended = ended?;
         if let Err(status) = &ended.result
             && status.code() == Code::ResourceExhausted
@@ -71,9 +71,8 @@ async fn no_vm_appears(t: &TestContext, number: usize, give_up: GiveUp, takes: D
     })
 }
 
-/// With a back end that answers at once, a create ends before it can be given up, so the hook `slow` holds it
-/// up. The deletion runs at full speed again: it looks for the VM while the request of the create is still on
-/// its way.
+/// A fast back end ends a create before its caller can give up, so the hook `slow` delays the create. The
+/// deletion runs at full speed again: it looks for the VM while the create's request is still on its way.
 async fn given_up_while_slow(t: TestContext) -> CaseResult {
     let whole = t.machine_request("whole");
     let started = Instant::now();

@@ -14,7 +14,7 @@ use cmi_grpc::proto::capcmi::v1::{DescribeClassResponse, ListZonesResponse};
 
 const ZONES: Need = Need::Call(Operation::ListZones);
 const DESCRIBE: Need = Need::Call(Operation::DescribeClass);
-/// The architectures and operating systems that Cluster API's autoscaling knows.
+/// The architectures and operating systems in Cluster API's autoscaling.
 const ARCHITECTURES: [&str; 4] = ["amd64", "arm64", "s390x", "ppc64le"];
 const OPERATING_SYSTEMS: [&str; 2] = ["linux", "windows"];
 /// The most characters of a quantity.

@@ -1,4 +1,4 @@
-//! Concurrent calls, and calls that are given up.
+//! Concurrent and abandoned calls.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -20,22 +20,22 @@ use cmi_driver::{Code, Operation, ProviderId};
 
 /// The number of identical concurrent calls.
 const CONCURRENT_CALLS: usize = 8;
-/// The most rounds, each for another machine: with a quick back end, only microseconds lie
-/// between a look-up and the create that follows from it.
+/// The most rounds, each for another machine: with a quick back end, a look-up and the following create are
+/// only microseconds apart.
 const MAX_ROUNDS: usize = 100;
-/// How long new rounds may begin. At least one round runs; if it takes this long, the calls wait for each
+/// How long new rounds may start. At least one round runs; if it takes this long, the calls wait for each
 /// other.
 const ROUNDS_BEGIN_FOR: Duration = Duration::from_millis(1500);
 /// The fewest rounds where a round is quick: on a busy computer some rounds take longer, and two calls seldom
 /// meet.
 const LEAST_ROUNDS: u32 = 25;
-/// The longest average time of a quick round: in a slower one, the back end takes the time.
+/// The longest average time of a quick round. A slower round shows that the back end is the slow part.
 const QUICK_ROUND: Duration = Duration::from_millis(400);
-/// How long the calls of a round wait for each other at most, so that none ends before the others begin.
+/// How long the calls of a round wait for each other at most, so that none ends before the others start.
 const TOGETHER: Duration = Duration::from_millis(5);
-/// The delay of each call after the one before it, in every second round.
+/// The delay between two calls in every second round.
 const STAGGER: Duration = Duration::from_micros(5);
-/// When calls are given up: at each of the first waits, and some time later.
+/// When callers give up: at each of the first waits, and some time later.
 pub(super) const GIVE_UP: [GiveUp; 6] = [
     GiveUp::AtWait(1),
     GiveUp::AtWait(2),
@@ -45,7 +45,7 @@ pub(super) const GIVE_UP: [GiveUp; 6] = [
     GiveUp::After(Duration::from_millis(30)),
 ];
 
-/// The point at which a call is given up.
+/// The moment when the caller gives up.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum GiveUp {
     /// At its nth wait.
@@ -55,7 +55,7 @@ pub(super) enum GiveUp {
 }
 
 impl GiveUp {
-    /// Runs the call until it is given up. Returns its answer if it ends before that.
+    /// Runs the call until its caller gives up. Returns its answer if it ends before that.
     pub(super) async fn run<T>(self, call: impl Future<Output = T>) -> Option<T> {
         match self {
             Self::After(time) => tokio::time::timeout(time, call).await.ok(),
@@ -119,7 +119,7 @@ async fn at_once(t: &TestContext, operation: Operation, request: &MachineRequest
     Ok(())
 }
 
-/// Whether another round begins after so many rounds, which together took this long.
+/// Whether another round starts after this many rounds, which together took this long.
 fn begins(rounds: usize, took: Duration) -> bool {
     let Some(rounds) = u32::try_from(rounds).ok().filter(|rounds| *rounds > 0) else {
         return true;
@@ -127,8 +127,8 @@ fn begins(rounds: usize, took: Duration) -> bool {
     took < ROUNDS_BEGIN_FOR || rounds < LEAST_ROUNDS && took < QUICK_ROUND * rounds
 }
 
-/// Whether concurrent calls run on several processors. On a runtime of one thread they take turns where they
-/// wait, in every round in the same way.
+/// Whether concurrent calls run on several processors. On a single-threaded runtime, they alternate at their
+/// await points, in the same way in every round.
 fn runs_threads() -> bool {
     Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread
 }
@@ -155,8 +155,8 @@ async fn create_at_once(t: TestContext) -> CaseResult {
     t.remove_all(made).await
 }
 
-/// A barrier for threads that have to begin at the same moment. With a quick back end, waking them one after
-/// the other takes longer than a create.
+/// A barrier for threads that have to start at the same moment. With a quick back end, waking them one by one
+/// takes longer than a create.
 #[derive(Debug, Default)]
 struct Begin {
     arrived: AtomicUsize,
@@ -178,9 +178,9 @@ impl Begin {
     }
 }
 
-/// Makes several identical creates. Returns the one id that they all give, or none where there is no room for
-/// one more VM. Unless the runtime has one thread, each create has its own, so that a driver in this process
-/// runs them on several processors, however busy these are.
+/// Makes several identical creates. Returns their common id, or `None` if there is no room for another VM.
+/// Unless the runtime has one thread, each create has its own, so that a driver in this process runs them on
+/// several processors, however busy these are.
 async fn makes_one_vm(
     t: &TestContext,
     request: &MachineRequest,
@@ -283,7 +283,7 @@ async fn cancelled(t: TestContext, operation: Operation) -> CaseResult {
         }
         let call = t.invoke(operation, &request, None);
         if let Some(ended) = give_up.run(call).await {
-            // The call ended before it was given up; a repeat has to be sound all the same.
+            // The call ended before its caller gave up; a repeat has to be sound anyway.
             ended?.ok_or(&[Code::Aborted, Code::Canceled])?;
         }
         if operation == Operation::DeleteMachine {

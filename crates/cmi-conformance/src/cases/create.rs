@@ -121,8 +121,8 @@ async fn longest_name(t: TestContext) -> CaseResult {
 }
 
 async fn defaults(t: TestContext) -> CaseResult {
-    // The tags stay: that of the cluster is mandatory whatever the configuration says (DRV-04), and the
-    // author's stand beside it.
+    // The tags stay: the cluster's tag is mandatory even if the configuration does not list it (DRV-04), and
+    // the author's tags stand beside it.
     let mut needed = t.config().mandatory();
     needed.push(t.capabilities().tag_path.clone());
     let mut request = t.machine_request("a");
@@ -152,7 +152,7 @@ async fn again(t: TestContext, times: usize) -> CaseResult {
     t.has_only(&request, &first.provider_id).await
 }
 
-/// The token in the bootstrap data lives for minutes, and every later try comes with another one.
+/// The token in the bootstrap data lives for minutes, and every later attempt has another token.
 async fn renewed_user_data(t: TestContext) -> CaseResult {
     let (request, id) = t.prepare_vm("a").await?;
     let data = format!("#cloud-config {{token: {}-renewed}}", t.canary());
@@ -211,8 +211,7 @@ async fn other_parameters(t: TestContext) -> CaseResult {
     })
 }
 
-/// A driver that refused the create would end the machine for a tag; one that made another VM would make one
-/// too many.
+/// If the driver refused the create, a tag would end the machine. If it made another VM, that VM would leak.
 async fn hot_update(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let first = t.prepare(&request).await?;
@@ -336,12 +335,12 @@ async fn user_data_of_any_bytes(t: TestContext) -> CaseResult {
         .map_err(|error| error.after("user data that is no text"))
 }
 
-/// Whatever a driver has reserved for a spec that it refuses must not block the next create.
+/// Resources that a driver has reserved for a refused spec must not block the next create.
 async fn after_a_refusal(t: TestContext) -> CaseResult {
     let right = t.machine_request("a");
     for change in t.config().invalid_specs.clone() {
         let wrong = right.clone().changed(&change);
-        // ALREADY_EXISTS may stem from the spec before this one; the create below then shows what is wrong.
+        // ALREADY_EXISTS may stem from the previous spec; the create below then shows the mistake.
         let codes = [Code::InvalidArgument, Code::AlreadyExists];
         let refused = t.create(&wrong).await?.refused_with(&codes);
         refused.map_err(CaseError::in_preparation)?;

@@ -123,7 +123,7 @@ async fn planted(t: TestContext) -> CaseResult {
     })
 }
 
-/// DeleteMachine comes with a spec that the VM was not made from, as after the correction of a spec.
+/// The spec of DeleteMachine differs from the VM's, as after the correction of a spec.
 async fn other_parameters(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     t.prepare(&request).await?;
@@ -147,7 +147,7 @@ async fn vanished(t: TestContext) -> CaseResult {
     let (request, id) = t.prepare_vm("a").await?;
     t.run_hook_on(Hook::Vanish, &request).await?;
     t.settle().await;
-    // Without this check, the deletion below could do what the hook failed to do.
+    // If the hook did nothing, the deletion below would delete the VM and hide that.
     t.has_none(&request).await.map_err(|error| match error {
         CaseError::Failed(seen) => t.changed_nothing(Hook::Vanish, &seen),
         other => other,

@@ -71,7 +71,7 @@ async fn missing_fields(t: TestContext) -> CaseResult {
     for path in offered {
         refused(&t, path, &nameless, "without machine_name").await?;
         refused(&t, path, &specless, "without provider_spec").await?;
-        // In these two calls, provider_id says which VM is meant.
+        // In these two calls, provider_id selects the VM.
         if [UPDATE, RESTART].contains(&path) {
             refused(&t, path, &without_id, "without provider_id").await?;
         }
@@ -103,13 +103,13 @@ async fn answers(t: TestContext) -> CaseResult {
         let answer = raw(&t, path, &fields.request(path)).await?;
         match path {
             UPDATE => drop(answer.ok::<UpdateMachineResponse>()?),
-            // A VM that still boots is on its way up already.
+            // A VM that still boots is already starting.
             RESTART if answer.is_code(Grpc::Aborted) => {}
             RESTART => drop(answer.ok::<RestartMachineResponse>()?),
             _ => is_of(&made, path, answer.ok()?)?,
         }
     }
-    // The last applied spec is a hint: one that can't be read is refused, or as good as none.
+    // The last applied spec is a hint: the driver refuses or ignores an unreadable spec.
     if t.supports(Operation::UpdateMachine) {
         for broken in [b"".as_slice(), b"not json", b"null", b"{\"tags\": 7}"] {
             fields.last_applied_provider_spec = broken.to_vec();

@@ -7,7 +7,7 @@ use crate::answer::{Answer, CaseResult, ensure};
 use crate::{Case, CaseError, Hook, HookCall, MachineRequest, Need, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
-/// Codes after which a controller tries again.
+/// Codes that a controller retries.
 const TRANSIENT: &[Code] = &[
     Code::Canceled,
     Code::Unknown,
@@ -102,8 +102,8 @@ pub(super) async fn prepared(
     Ok((request, id))
 }
 
-/// Fails unless the machine still has its VM from before the call or, where it had none, gets its only one by
-/// a create.
+/// Fails unless the machine still has its VM from before the call. If it had none, a create must give it its
+/// only VM.
 pub(super) async fn sound(
     t: &TestContext,
     operation: Operation,
@@ -125,7 +125,7 @@ pub(super) async fn sound(
 
 async fn broken(t: TestContext, operation: Operation, hook: Hook, codes: &[Code]) -> CaseResult {
     let (request, id) = prepared(&t, operation).await?;
-    // A driver that answers with what it saw last has to have seen something.
+    // A driver that returns its last known state during an outage needs one.
     if matches!(operation, Operation::GetMachineStatus | Operation::ListMachines) {
         let seen = t.invoke(operation, &request, None).await?;
         seen.ok_or(&[Code::Uninitialized, Code::Aborted])
@@ -149,8 +149,8 @@ async fn broken(t: TestContext, operation: Operation, hook: Hook, codes: &[Code]
     sound(&t, operation, &request, id.as_ref()).await
 }
 
-/// Skips the case where GetVolumeIDs answers OK: most drivers read volume ids out of the specs, so that a
-/// broken back end breaks nothing, and shows nothing.
+/// Skips the case if GetVolumeIDs answers OK: most drivers read volume ids from the specs, so that a broken
+/// back end does not matter and shows nothing.
 fn needs_back_end(operation: Operation, answer: &Answer<()>) -> CaseResult {
     if operation == Operation::GetVolumeIds && answer.result.is_ok() {
         return Err(CaseError::Skipped(format!("{operation} needs no back end here")));
@@ -182,8 +182,8 @@ async fn locked_and_adopted(t: TestContext) -> CaseResult {
     sound(&t, Operation::CreateMachine, &request, Some(&id)).await
 }
 
-/// A back end may allow reads of a VM on which it forbids every other operation: then the state forbids
-/// nothing here.
+/// A back end may allow reads of a VM while it forbids every other operation. Then the lock forbids nothing
+/// here.
 async fn locked_and_read(t: TestContext) -> CaseResult {
     let (request, id) = t.prepare_vm("a").await?;
     t.run_hook_on(Hook::Lock, &request).await?;
@@ -196,8 +196,7 @@ async fn locked_and_read(t: TestContext) -> CaseResult {
     sound(&t, Operation::GetMachineStatus, &request, Some(&id)).await
 }
 
-/// Makes every call of the back end take much longer than the deadline, until it is restored. Returns how
-/// much longer.
+/// Makes every call of the back end take much longer than the deadline, until `restore`. Returns the delay.
 pub(super) async fn slow_down(t: &TestContext) -> CaseResult<Duration> {
     let slow = t.config().slow();
     let milliseconds = u64::try_from(slow.as_millis()).unwrap_or(u64::MAX);

@@ -1,4 +1,4 @@
-//! Fields of the provider spec whose values are of another type than those of the sample, or null.
+//! Fields of the provider spec with values of a wrong type, or null.
 
 use std::collections::BTreeSet;
 
@@ -143,8 +143,8 @@ fn walk(above: &str, object: &Map<String, Value>, all: &mut Vec<(String, Value)>
     }
 }
 
-/// Returns values that a field of this sample can't have, however its driver reads numbers, texts and lists
-/// of one.
+/// Returns values that are wrong for a field with this sample, even if its driver converts numbers, texts and
+/// single-element lists.
 fn wrong_values(sample: &Value) -> Vec<Value> {
     let object = json!({"conformance": "a text"});
     match sample {
@@ -156,7 +156,7 @@ fn wrong_values(sample: &Value) -> Vec<Value> {
     }
 }
 
-/// The codes besides OK that a call may answer. A VM that was never made is NOT_FOUND.
+/// The codes that a call may answer in addition to OK. A VM that was never created is NOT_FOUND.
 const TAKEN_OR_REFUSED: [Code; 4] = [
     Code::InvalidArgument,
     Code::OutOfRange,
@@ -164,8 +164,8 @@ const TAKEN_OR_REFUSED: [Code; 4] = [
     Code::Aborted,
 ];
 
-/// Further codes that a call about an existing VM may answer: the spec may ask for another VM, or for more
-/// than there is room for.
+/// Further codes that a call about an existing VM may answer: the spec may request another VM, or more than
+/// there is room for.
 const REFUSED_OF_A_VM: [Code; 4] = [
     Code::AlreadyExists,
     Code::FailedPrecondition,
@@ -173,8 +173,8 @@ const REFUSED_OF_A_VM: [Code; 4] = [
     Code::Uninitialized,
 ];
 
-/// Checks an answer. A mandatory field has to be refused; any other may be ignored, or refused with one of
-/// these codes.
+/// Checks an answer. A wrong mandatory field must be refused. Any other may be ignored, or refused with one
+/// of these codes.
 fn check<T>(answer: Answer<T>, is_mandatory: bool, fine: &[Code]) -> CaseResult {
     if is_mandatory {
         answer.refused(Code::InvalidArgument).map(drop)
@@ -210,8 +210,8 @@ async fn field_types(t: TestContext, operation: Operation) -> CaseResult {
     t.has_none(&t.machine_request("n1")).await
 }
 
-/// Fails where the list gives a VM to a machine object although its tag named none: a null that is read as a
-/// text is the name of an owner that does not exist.
+/// Fails if the list reports an owner for a VM whose tag names none: a null that is read as text is the name
+/// of an owner that does not exist.
 async fn of_no_machine(t: &TestContext) -> CaseResult {
     if !t.supports(Operation::ListMachines) {
         return Ok(());
@@ -225,11 +225,11 @@ async fn of_no_machine(t: &TestContext) -> CaseResult {
     })
 }
 
-/// The codes besides OK that a call about no machine may answer. Fields that CreateMachine requires may be
-/// absent: a Cluster asks for its failure domains before it has a machine.
+/// The codes that a call about no machine may answer in addition to OK. Fields that CreateMachine requires
+/// may be absent: a Cluster asks for its failure domains before it has a machine.
 const REFUSED_OF_A_CLASS: [Code; 2] = [Code::InvalidArgument, Code::OutOfRange];
 
-/// Returns the sample class with each wrong value, and a description of what is wrong.
+/// Returns the sample class with each wrong value, and a description of the mistake.
 fn wrong_classes(t: &TestContext) -> Vec<(String, MachineClass)> {
     let mut all = Vec::new();
     for (place, sample) in places(t) {
@@ -255,7 +255,7 @@ where
     Ok(())
 }
 
-/// Volume sources that the suite knows, for a driver whose own sources the configuration does not name.
+/// Common volume sources, for a driver whose own sources the configuration does not name.
 fn sources() -> Vec<Value> {
     vec![
         json!({"csi": {"driver": "csi.example.com", "volumeHandle": "volume-1"}}),
@@ -282,7 +282,7 @@ async fn volumes(t: TestContext) -> CaseResult {
                 let answer = t.volume_ids(vec![wrong]).await?;
                 let answered = answer.ok_or(&[Code::InvalidArgument]);
                 let ids = answered.map_err(|error| error.after(&what))?.unwrap_or_default();
-                // The driver may not read this value, and answer the id all the same.
+                // The driver may ignore this value and answer with the id anyway.
                 ensure(ids.iter().all(|found| Some(found) == id.as_ref()), || {
                     format!("the ids are {ids:?} {what}")
                 })?;
@@ -292,7 +292,7 @@ async fn volumes(t: TestContext) -> CaseResult {
     Ok(())
 }
 
-/// Sends the wrong values in a call about an existing VM, which has to stay as it was. A spec may ask for
+/// Sends the wrong values in a call about an existing VM, which must stay unchanged. A spec may request
 /// another VM, and a VM may be in a state that the call does not accept.
 async fn field_types_of_a_vm(t: TestContext, operation: Operation) -> CaseResult {
     let (request, id) = t.prepare_vm("a").await?;

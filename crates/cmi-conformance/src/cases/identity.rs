@@ -22,7 +22,7 @@ use cmi_grpc::proto::cmi::v1::GetPluginInfoResponse;
 pub(super) const BETWEEN_PROBES: Duration = Duration::from_millis(100);
 /// As many concurrent calls as the provider makes, unless its drivers file says otherwise.
 const CONCURRENT_CALLS: usize = 32;
-/// The number of times that Probe has to be late: a busy computer makes any call late now and then.
+/// How often Probe must be late: a busy computer sometimes delays any call.
 const TRIES: usize = 3;
 
 pub(super) const CASES: &[Case] = cases! {
@@ -55,8 +55,8 @@ async fn answer_of<T: Texts>(
         .await
 }
 
-/// Returns name and version, from the plugin itself where there is one, since the client treats what breaks
-/// the rules as unknown.
+/// Returns name and version, directly from the plugin if there is one, since the client treats invalid values
+/// as unknown.
 async fn info(t: &TestContext) -> CaseResult<GetPluginInfoResponse> {
     if t.target().wire().is_some() {
         return raw(t, INFO, &[]).await?.ok();
@@ -69,7 +69,7 @@ pub(super) async fn probe(t: &TestContext) -> CaseResult<Answer<Readiness>> {
     answer_of(t, Operation::Probe, t.target().driver.probe()).await
 }
 
-/// Applies the rules of the client, in the one place where it reads the answer.
+/// Applies the client's rules at the only place where it reads the answer.
 async fn names_the_driver(t: TestContext) -> CaseResult {
     let info = info(&t).await?;
     PluginInfo::try_from(info).map(|_| ()).map_err(|error| {
@@ -99,8 +99,7 @@ async fn capabilities_stay(t: TestContext) -> CaseResult {
     Ok(())
 }
 
-/// Asks on the wire: the client asks once for each connection, and does not show what a plugin says the next
-/// time.
+/// Asks on the wire: the client asks once for each connection, and does not show a plugin's later answers.
 async fn declarations_stay(t: &TestContext) -> CaseResult {
     let first = Declared::new(declared(t).await?, extended(t).await?);
     for _ in 0..10 {
@@ -110,8 +109,8 @@ async fn declarations_stay(t: &TestContext) -> CaseResult {
     Ok(())
 }
 
-/// The driver may also answer that it can't tell: the provider then goes by what it knows. It believes an
-/// answer without a call or a field, though, and replaces machines that could have been updated.
+/// The driver may also answer that it does not know: the provider then keeps the earlier answer. However, it
+/// believes an answer that lacks a call or a field, and replaces machines that could have been updated.
 async fn stay_unavailable(t: TestContext) -> CaseResult {
     let before = says(&t).await.map_err(CaseError::in_preparation)?;
     t.run_hook(HookCall::new(Hook::Unavailable)).await?;
@@ -130,19 +129,19 @@ fn changed() -> String {
     "the capabilities changed from one question to the next".to_owned()
 }
 
-/// Returns the capabilities with the list sorted whose order means nothing.
+/// Returns the capabilities with the unordered list sorted.
 fn settled(capabilities: &Capabilities) -> Capabilities {
     let mut capabilities = capabilities.clone();
     capabilities.hot_updatable.sort_unstable();
     capabilities
 }
 
-/// The declaration of a plugin, with the lists sorted whose order means nothing.
+/// The declaration of a plugin, with the unordered lists sorted.
 #[derive(Debug, PartialEq)]
 pub(super) struct Declared {
     calls: Vec<i32>,
     extension: Option<GetExtensionCapabilitiesResponse>,
-    /// The schema, whose fields may come in any order. Bytes that are no JSON are compared as they are.
+    /// The schema, parsed since its fields have no order. Invalid JSON is compared byte for byte.
     schema: Result<Value, Vec<u8>>,
 }
 
@@ -181,7 +180,7 @@ pub(super) struct Says {
     pub declared: Declaration,
 }
 
-/// The declaration of a driver, with the lists sorted whose order means nothing.
+/// The declaration of a driver, with the unordered lists sorted.
 #[derive(Debug, PartialEq)]
 pub(super) enum Declaration {
     InProcess(Box<Capabilities>),
@@ -212,8 +211,8 @@ async fn unhealthy(t: TestContext) -> CaseResult {
     probe(&t).await?.ok().map(|_| ())
 }
 
-/// A driver need not look at its back end to answer Probe. One that does, and can't reach it, lacks something
-/// that it depends on; only the calls about machines say UNAVAILABLE.
+/// A driver need not check its back end to answer Probe. If it does, an unreachable back end is a missing
+/// precondition; only the calls about machines answer UNAVAILABLE.
 async fn unavailable(t: TestContext) -> CaseResult {
     t.run_hook(HookCall::new(Hook::Unavailable)).await?;
     let answer = probe(&t).await?;
@@ -245,15 +244,14 @@ async fn beside_slow_calls(t: TestContext) -> CaseResult {
     )))
 }
 
-/// Waits for an answer of Probe, whatever it is: an OK while the back end is slow shows nothing of the hook.
+/// Waits for any answer of Probe: an OK while the back end is slow shows nothing of the hook.
 async fn is_answered(t: &TestContext) -> CaseResult {
     let probed = t.watched("Probe of the driver", t.target().driver.probe());
     probed.await.map(drop)
 }
 
 async fn answers_beside_others(t: &TestContext, limit: Duration) -> CaseResult<bool> {
-    // The calls are about machines that were never made: the driver looks at the back end and changes
-    // nothing.
+    // The calls are about machines that never existed: the driver reads the back end and changes nothing.
     let operation = if t.supports(Operation::ListMachines) {
         Operation::ListMachines
     } else {

@@ -31,7 +31,7 @@ pub(super) const CASES: &[Case] = cases! {
 async fn offered(t: TestContext) -> CaseResult {
     reaches_the_plugin(&t, Operation::InitializeMachine)?;
     let request = t.machine_request("a");
-    // `make` initializes a VM that needs it, and a failure of that is what this case is about.
+    // `make` initializes a VM that needs it, and this case is about a failure to do so.
     let made = t.make(&request).await?;
     let answer = t.initialize(&request, None).await?;
     if !t.supports(Operation::InitializeMachine) {

@@ -15,9 +15,9 @@ use cmi_driver::{Code, Operation, ProviderId, tags};
 const LIST: Need = Need::Call(Operation::ListMachines);
 /// The number of concurrent creates for a long list.
 const CONCURRENT_CALLS: usize = 8;
-/// More VMs than a page of 100, which is the least in most back ends.
+/// More VMs than a page of 100, the smallest page of most back ends.
 const MORE_THAN_A_PAGE: usize = 110;
-/// More VMs than a page of 200, which some back ends have, where the configuration names no length.
+/// More VMs than the page of 200 of some back ends, if the configuration gives no number.
 const MORE_THAN_A_LONG_PAGE: usize = 210;
 /// The longest time that the missing VMs may take.
 const NO_TIME: Duration = Duration::from_secs(5);
@@ -60,7 +60,7 @@ async fn all(t: TestContext) -> CaseResult {
     t.remove_all(left).await
 }
 
-/// Checks the list by the call that the provider makes, and by the published one.
+/// Checks the list with the provider's call and with the published call.
 async fn lists_all(t: &TestContext, vms: &[(MachineRequest, ProviderId)]) -> CaseResult {
     let wanted: Vec<_> = vms.iter().map(|(request, id)| (request, id)).collect();
     let request = t.machine_request("n0");
@@ -71,7 +71,7 @@ async fn lists_all(t: &TestContext, vms: &[(MachineRequest, ProviderId)]) -> Cas
     Ok(())
 }
 
-/// Makes VMs until there are so many. Returns whether there was room for them.
+/// Creates VMs up to this number. Returns whether there was room for them.
 async fn more(
     t: &TestContext,
     made: &mut Vec<(MachineRequest, ProviderId)>,
@@ -104,9 +104,9 @@ async fn made_if_there_is_room(
     Ok(Some((request, machine.provider_id)))
 }
 
-/// Makes more VMs where that takes no time, since most back ends have pages of 100 at least. Only the author
-/// of a driver knows how many VMs exceed a page: unless the configuration says so, longer lists count as not
-/// tried.
+/// Creates more VMs if that is fast, since most back ends have pages of at least 100. Only the author of a
+/// driver knows how many VMs exceed a page: unless the configuration gives the number, longer lists count as
+/// not tried.
 async fn longer_than_usual_pages(
     t: &TestContext,
     made: &mut Vec<(MachineRequest, ProviderId)>,
@@ -155,8 +155,8 @@ async fn other_cluster(t: TestContext) -> CaseResult {
     t.has_only(&there, &two.provider_id).await
 }
 
-/// The provider decides by these tags what to do about a VM without a machine. A plain list has no tags, and
-/// so no wrong ones.
+/// These tags decide the provider's treatment of a VM without a machine. A plain list has no tags, and so no
+/// wrong tags.
 async fn tags_of_each(t: TestContext) -> CaseResult {
     let (one, two) = (
         t.machine_request("a"),
@@ -178,7 +178,7 @@ async fn tags_of_each(t: TestContext) -> CaseResult {
     tells_owners(&t, &after, &owners).await.map(drop)
 }
 
-/// Fails where a list shows other tags of these VMs than they were made with. Returns whether it shows any.
+/// Fails if a list shows wrong tags of these VMs. Returns whether it shows any tags.
 pub(super) async fn tells_owners(
     t: &TestContext,
     request: &MachineRequest,

@@ -1,5 +1,5 @@
 //! UpdateMachine of a VM that was adopted without the tag `capcmi.io/machine`. Until the answer to the update
-//! is recorded, calls about the VM come without the tag, whether the VM has it or not.
+//! is recorded, calls about the VM come without the tag, even if the VM already has it.
 
 use super::cases;
 use crate::answer::CaseResult;

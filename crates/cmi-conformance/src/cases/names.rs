@@ -9,8 +9,8 @@ use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, MachineRequest, Setting, TestContext};
 use cmi_driver::{Code, Operation, ProviderId};
 
-/// The numbers of characters after which two names begin to differ: back ends cut names at such lengths.
-/// Names that differ in the last character of the longest name are tried besides.
+/// The lengths of the common beginnings of two names: back ends cut names at such lengths. The cases also try
+/// names that differ in the last character of the longest name.
 const DIFFER_AFTER: [usize; 3] = [0, 20, 63];
 
 pub(super) const CASES: &[Case] = cases! {
@@ -49,7 +49,7 @@ async fn similar_names(t: TestContext) -> CaseResult {
     errors.min_by_key(rank).map_or(Ok(()), Err)
 }
 
-/// Ranks errors: the one with the lowest rank says most.
+/// Ranks errors: the error with the lowest rank is the most informative.
 fn rank(error: &CaseError) -> u8 {
     match error {
         CaseError::DriverGone(_) => 0,
@@ -59,7 +59,7 @@ fn rank(error: &CaseError) -> u8 {
     }
 }
 
-/// Returns two machines in a cluster of their own, apart from the other pairs.
+/// Returns two machines in a separate cluster for each pair.
 fn pair(t: &TestContext, place: usize) -> [MachineRequest; 2] {
     let request = t.machine_request(&format!("n{place}"));
     let cluster = format!("{}-{place}", request.cluster());
@@ -79,8 +79,8 @@ fn pair(t: &TestContext, place: usize) -> [MachineRequest; 2] {
     })
 }
 
-/// Fails unless the driver keeps the two machines apart. Makes the second one first: a driver that takes the
-/// first for it adopts its VM, or deletes both.
+/// Fails unless the driver keeps the two machines apart. Creates the second machine first: a driver that
+/// mistakes the first for it adopts its VM, or deletes both.
 async fn are_apart(t: &TestContext, [one, other]: &[MachineRequest; 2]) -> CaseResult {
     let (second, first) = (t.make(other).await?.provider_id, t.make(one).await?.provider_id);
     ensure(first != second, || {
@@ -122,7 +122,7 @@ async fn has_its_own(
         .await
 }
 
-/// A name may be the beginning of another one, and the filters of many back ends match by prefix.
+/// A name may be a prefix of another name, and the filters of many back ends match by prefix.
 async fn beginnings(t: TestContext) -> CaseResult {
     let short = t.machine_request("a");
     let long = t.machine_request("a-b");

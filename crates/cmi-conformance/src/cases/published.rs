@@ -1,4 +1,4 @@
-//! Calls made on the wire that the client replaces by others, or answers itself.
+//! Calls on the wire that the client replaces by others, or answers itself.
 
 use tonic::Code as Grpc;
 
@@ -40,11 +40,10 @@ pub(super) const CASES: &[Case] = cases! {
 
 /// The number of VMs in the paged list: more than one page of the smallest size.
 const LISTED: usize = 6;
-/// The page sizes of the requests: one that takes several pages, and one that everything fits on. Some back
-/// ends have no page below 5.
+/// The page sizes of the requests: one needs several pages, the other fits everything. Some back ends have no
+/// page below 5.
 const PAGE_SIZES: [i32; 2] = [5, 100];
-/// The most pages of a list: a page may be empty without being the last, but a list whose pages never end is
-/// broken.
+/// The most pages of a list: a page may be empty without being the last, but endless pages are an error.
 const MAX_PAGES: usize = 100;
 
 async fn status_answers(t: TestContext) -> CaseResult {
@@ -102,7 +101,7 @@ pub(super) async fn lists(
     })
 }
 
-/// Returns the declaration of the extension, or none when the plugin does not serve it.
+/// Returns the declaration of the extension, or `None` if the plugin does not serve it.
 pub(super) async fn extended(t: &TestContext) -> CaseResult<Option<GetExtensionCapabilitiesResponse>> {
     let answer = raw(t, EXTENSION, &[]).await?;
     if answer.is_code(Grpc::Unimplemented) {

@@ -16,7 +16,7 @@ pub(super) const INFO: &str = "/cmi.v1.Identity/GetPluginInfo";
 pub(super) const CAPABILITIES: &str = "/cmi.v1.Identity/GetPluginCapabilities";
 pub(super) const EXTENSION: &str = "/capcmi.v1.MachineExtension/GetExtensionCapabilities";
 
-/// The fields that requests are made of, as `proto/` names them.
+/// The fields of requests, with their names in `proto/`.
 #[derive(Clone, Default)]
 pub(super) struct Fields {
     pub machine_name: String,
@@ -95,7 +95,7 @@ rpcs! {
 }
 
 impl Fields {
-    /// Returns the fields of a machine. Its update leads from its spec to the same spec.
+    /// Returns the fields of a machine. Its update has the same spec before and after.
     pub fn of(machine_request: &MachineRequest) -> Self {
         let class = &machine_request.class;
         let spec = serde_json::Value::Object(class.provider_spec.0.clone());
@@ -159,7 +159,7 @@ pub(super) async fn raw(t: &TestContext, path: &'static str, request: &[u8]) -> 
     before(t, path, request, None).await
 }
 
-/// Makes a call with a deadline that is sent to the plugin. Only the plugin enforces it.
+/// Makes a call with a deadline that only the plugin enforces.
 pub(super) async fn before(
     t: &TestContext,
     path: &'static str,

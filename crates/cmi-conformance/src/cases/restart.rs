@@ -17,12 +17,12 @@ const AFTER: &str = "after the hook `restart`";
 const AMID: &str = "after the hook `restart`, which ended the driver in the middle of CreateMachine";
 /// The longest time until the end of a process shows in its connections.
 const NOTICE: Duration = Duration::from_secs(5);
-/// The longest time until a process serves: one with a runtime of its own starts slowly on a busy computer.
+/// The longest time until a process serves: a process starts slowly on a busy computer.
 const MAX_START: Duration = Duration::from_mins(2);
 const RESTART: Need = Need::Hook(Hook::Restart);
 
-/// The first case compares the answers before and after a restart. A driver whose answers change once, with
-/// its first restart, is seen to change only before any other restart.
+/// The first case compares the answers before and after a restart. Some drivers change their answers only
+/// once, at their first restart, so no other case may restart the driver before it.
 pub(super) const CASES: &[Case] = cases! {
     "restart-changes-nothing-said": "name, version and capabilities are the same after a restart"
         ["CMI-59"], [RESTART] => says_the_same;
@@ -38,8 +38,8 @@ pub(super) const CASES: &[Case] = cases! {
         ["CMI-157", "CMI-159", "CMI-182"], [Need::Endpoint, RESTART] => serves_again;
 };
 
-/// Restarts the driver and waits until it serves again. From outside, a connection that was open before shows
-/// whether there was a restart: the end of a process closes it.
+/// Restarts the driver and waits until it serves again. From outside, an earlier connection shows whether the
+/// driver restarted: the end of a process closes it.
 async fn restarted(t: &TestContext) -> CaseResult {
     let connection = match t.target().wire() {
         Some(wire) => Some(wire.hold().await.map_err(|error| {
@@ -144,9 +144,9 @@ async fn deletes_the_vm(t: TestContext) -> CaseResult {
     t.is_gone(&request).await
 }
 
-/// A lock or a claim of the name, which a driver may hold while it makes a VM, outlives the driver or does
-/// not: either way the machine gets its VM. The caller of the create is gone with the connection, so the case
-/// does not look at the answer.
+/// A driver may hold a lock or a claim of the name while it creates a VM. The machine must get its VM whether
+/// or not the lock outlives the driver. The caller of the create is gone with the connection, so the case
+/// ignores the answer.
 async fn amid_a_create(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     t.track(&request);

@@ -31,7 +31,7 @@ pub(super) const CASES: &[Case] = cases! {
         ["CAP-17"], [RESTART] => other_identity;
 };
 
-/// Restarts the VM: OK says that the order is taken, ABORTED that a restart is under way.
+/// Restarts the VM: OK means that the order was accepted, ABORTED that a restart is running.
 async fn restarted(t: &TestContext, request: &MachineRequest, id: &ProviderId) -> CaseResult {
     t.restart(request, id).await?.ok_or(&[Code::Aborted]).map(drop)
 }
@@ -85,7 +85,7 @@ async fn switches_on(t: TestContext) -> CaseResult {
 async fn is_made(t: TestContext) -> CaseResult {
     let (request, id) = t.prepare_vm("a").await?;
     let before = mutations(&t).await?;
-    // A VM that still boots may be answered with ABORTED, since it is on its way up.
+    // A VM that still boots may answer ABORTED, since it is already starting.
     if t.restart(&request, &id).await?.ok_or(&[Code::Aborted])?.is_none() {
         return Ok(());
     }

@@ -1,4 +1,4 @@
-//! Secrets stay secret, and errors say what is wrong.
+//! Secrets stay secret, and errors describe the problem.
 
 use super::cases;
 use crate::answer::{CaseResult, ensure};
@@ -18,8 +18,7 @@ pub(super) const CASES: &[Case] = cases! {
         ["OPS-11", "CMI-13", "CMI-165", "CMI-186"], [LOGS] => are_not_logged;
 };
 
-/// Fails unless an error says in words what is wrong, and can be written as text and
-/// read back (DRV-06, DRV-17).
+/// Fails unless an error describes the problem, and can be written as text and read back (DRV-06, DRV-17).
 pub(super) fn speaks(status: &Status) -> CaseResult {
     if let Some(problem) = problem(status) {
         return Err(CaseError::Failed(format!("{status}: {problem}")));
@@ -30,7 +29,7 @@ pub(super) fn speaks(status: &Status) -> CaseResult {
     })
 }
 
-/// Makes calls that succeed and calls that fail; every answer is checked.
+/// Makes succeeding and failing calls; every answer is checked.
 async fn calls(t: &TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let invalid = request.clone().untagged(tags::CLUSTER);
@@ -66,7 +65,7 @@ async fn do_not_come_back(t: TestContext) -> CaseResult {
     }
 }
 
-/// Runs after all other cases, so that the logs also hold what a driver writes when its back end fails.
+/// Runs after all other cases, so that the logs include the driver's lines about back-end failures.
 async fn are_not_logged(t: TestContext) -> CaseResult {
     calls(&t).await.map_err(CaseError::in_preparation)?;
     let secrets = all_secrets(&t);
@@ -102,8 +101,8 @@ async fn are_not_logged(t: TestContext) -> CaseResult {
     unread.map_or(Ok(()), |reason| Err(CaseError::Inconclusive(reason)))
 }
 
-/// Returns the values that the driver was given in this run and has to keep secret. Credentials that it
-/// refused may be good elsewhere.
+/// Returns the secret values that the driver received in this run. Refused credentials may be valid
+/// elsewhere.
 fn all_secrets(t: &TestContext) -> Vec<(String, Vec<u8>)> {
     let config = t.config();
     let kept = |map: &SecretMap| {

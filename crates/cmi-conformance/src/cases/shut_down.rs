@@ -1,5 +1,5 @@
-//! ShutDownMachine: OK says that the guest is stopped, or has accepted to stop. Only its power state shows
-//! whether it does.
+//! ShutDownMachine: OK means that the guest has stopped, or has accepted to stop. Only its power state tells
+//! the two apart.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use cmi_driver::{Code, Operation, PowerState};
 
 const SHUT_DOWN: Need = Need::Call(Operation::ShutDownMachine);
 const BETWEEN_CALLS: Duration = Duration::from_millis(20);
-/// The interval between two looks at a guest that takes its time.
+/// The polling interval for a guest that is stopping.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
 pub(super) const CASES: &[Case] = cases! {
@@ -40,7 +40,7 @@ pub(super) async fn until_accepted(t: &TestContext, request: &MachineRequest) ->
     Ok(())
 }
 
-/// Whether the guest runs, as far as the driver can tell. Other cases test that GetMachineStatus answers.
+/// Whether the guest runs, as far as the driver knows. Other cases test that GetMachineStatus answers.
 pub(super) async fn is_up(t: &TestContext, request: &MachineRequest) -> CaseResult<bool> {
     let read = t.status(request, None).await?.ok();
     match read.map_err(CaseError::in_preparation)?.power_state {
@@ -129,7 +129,7 @@ async fn other_cluster(t: TestContext) -> CaseResult {
     let here = t.machine_request("a");
     let there = here.clone().in_cluster(&t.other_cluster());
     running(&t, &there).await?;
-    // The machine has no VM to stop: OK and NOT_FOUND both say so.
+    // The machine has no VM to stop: the driver may answer OK or NOT_FOUND.
     t.shut_down(&here).await?.ok_or(&[Code::NotFound])?;
     // The stop of another guest shows how long a guest takes to stop.
     running(&t, &here).await?;

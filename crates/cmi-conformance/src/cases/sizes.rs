@@ -1,4 +1,4 @@
-//! The lengths of fields in answers and in requests, and fields that a driver does not know yet.
+//! The lengths of fields in answers and in requests, and fields that are new to a driver.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -45,8 +45,8 @@ pub(super) const CASES: &[Case] = cases! {
         ["DRV-03", "CMI-30", "CMI-49"], [Need::Endpoint] => key_case;
 };
 
-/// The codes of a create that makes a VM. Code 17 goes over the wire as FAILED_PRECONDITION: the VM exists
-/// and waits for its initialization. ABORTED says that the VM is being made.
+/// The codes of a create that makes a VM. Code 17 is FAILED_PRECONDITION on the wire: the VM exists and waits
+/// for its initialization. ABORTED means that the VM is being created.
 fn made(t: &TestContext) -> &'static [Grpc] {
     if t.supports(Operation::InitializeMachine) {
         &[Grpc::Ok, Grpc::Aborted, Grpc::FailedPrecondition]
@@ -125,8 +125,8 @@ fn padded(mut json: Vec<u8>, length: usize) -> Vec<u8> {
     json
 }
 
-/// Adds a key that fills the secrets up to their limit: a driver ignores secrets that it does not know. Their
-/// length on the wire reaches the limit as well, and does not exceed it.
+/// Adds a key that fills the secrets up to their limit: a driver ignores unknown secrets. Their length on the
+/// wire reaches the limit as well, and does not exceed it.
 fn filled(mut secrets: HashMap<String, Vec<u8>>) -> HashMap<String, Vec<u8>> {
     let key = "conformance-filling".to_owned();
     secrets.insert(key.clone(), vec![b'x'; SECRETS]);
@@ -140,8 +140,8 @@ fn filled(mut secrets: HashMap<String, Vec<u8>>) -> HashMap<String, Vec<u8>> {
     secrets
 }
 
-/// Returns the fields at their limits, without a state: the two specs and the secrets of an update have 4
-/// MiB, and the rest makes it longer than many libraries accept.
+/// Returns the fields at their limits, without a state. The two specs and the secrets of an update have 4 MiB
+/// already. With the other fields, the message is longer than many libraries accept.
 fn large(fields: Fields) -> Fields {
     let spec = padded(fields.provider_spec, SPEC);
     Fields {
@@ -152,8 +152,8 @@ fn large(fields: Fields) -> Fields {
     }
 }
 
-/// Checks the code, and says what to do where a library refused the length of a message before the plugin saw
-/// it.
+/// Checks the code, and adds a hint for the case that a library refused the length of a message before the
+/// plugin saw it.
 fn taken(answer: &RawAnswer, codes: &[Grpc], length: usize) -> CaseResult {
     answer.is_one_of(codes).map_err(|error| {
         error.after(&format!(
@@ -180,7 +180,7 @@ async fn large_requests(t: TestContext) -> CaseResult {
         let request = volumes(padded(own_volumes(&t), VOLUME_SPECS));
         let answer = raw(&t, VOLUMES, &request).await?;
         let own = &t.config().persistent_volumes.own;
-        // A plugin may refuse a list without a volume for its content (CMI-150), but has to read it for that.
+        // A plugin may refuse a list without a volume for its content (CMI-150), but has to read it first.
         let is_refused = own.is_empty() && answer.is_code(Grpc::InvalidArgument);
         if !is_refused {
             taken(&answer, &[Grpc::Ok], request.len())?;
@@ -197,8 +197,8 @@ async fn large_requests(t: TestContext) -> CaseResult {
     t.remove(&machine_request, None).await
 }
 
-/// The code has to be the same as without the field, which a later version of the interface may have. A
-/// request that is refused without the field, too, shows nothing.
+/// The code must be the same as without the field, which a later version of the interface may add. A request
+/// that is also refused without the field shows nothing.
 async fn unknown_fields(t: TestContext) -> CaseResult {
     let machine_request = t.machine_request("a");
     t.prepare(&machine_request).await?;
@@ -211,7 +211,7 @@ async fn unknown_fields(t: TestContext) -> CaseResult {
         (Operation::GetMachineStatus, STATUS),
         (Operation::ListMachines, LIST),
         (Operation::ShutDownMachine, SHUT_DOWN),
-        // The VM is gone after DeleteMachine, so it comes last.
+        // DeleteMachine removes the VM, so it comes last.
         (Operation::DeleteMachine, DELETE),
     ] {
         if t.supports(operation) {
@@ -230,8 +230,8 @@ async fn unknown_fields(t: TestContext) -> CaseResult {
     t.remove(&machine_request, None).await
 }
 
-/// Repeats the call while it answers ABORTED, which only says that something is under way. Returns the answer
-/// that follows, or ABORTED when the time is over.
+/// Repeats the call while it answers ABORTED, which only means that an operation is running. Returns the next
+/// answer, or ABORTED when the time is over.
 async fn not_aborted(t: &TestContext, path: &'static str, request: &[u8]) -> CaseResult<RawAnswer> {
     let until = Instant::now() + t.config().call_limit();
     loop {
@@ -259,7 +259,7 @@ async fn taken_volumes(t: &TestContext) -> CaseResult<Option<Vec<u8>>> {
     Ok(None)
 }
 
-/// Some JSON libraries read `TAGS` into `tags`, and the last one counts: such a driver makes the VM in a
+/// Some JSON libraries read `TAGS` into `tags`, and use the last key: such a driver creates the VM in a
 /// cluster that the tags of its spec do not name.
 async fn key_case(t: TestContext) -> CaseResult {
     let here = t.machine_request("a");

@@ -150,8 +150,7 @@ pub(super) async fn mutations(t: &TestContext) -> CaseResult<u64> {
     })
 }
 
-/// Makes the VM of a case that counts changes, and checks the hook: one that does not see this change sees
-/// none.
+/// Creates the VM of a case that counts changes, and checks that the hook sees this change.
 pub(super) async fn counted(t: &TestContext, request: &MachineRequest) -> CaseResult<ProviderId> {
     let before = mutations(t).await?;
     let id = t.prepare(request).await?.provider_id;
@@ -224,8 +223,8 @@ async fn listed(t: &TestContext, request: &MachineRequest) -> CaseResult<Option<
     Ok(Some(listed.len()))
 }
 
-/// Skips the case where, by the word of its author, the back end takes no second VM of a name. A second VM
-/// that the hook made all the same shows that it does.
+/// Skips the case if its author declares that the back end takes no second VM with a name. If the hook made a
+/// second VM anyway, the declaration is wrong.
 async fn there_is_one_of_a_name(t: &TestContext, request: &MachineRequest, planted: bool) -> CaseResult {
     let there_are_two = planted && listed(t, request).await?.is_none_or(|listed| listed > 1);
     if there_are_two {

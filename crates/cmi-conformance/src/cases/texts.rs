@@ -29,15 +29,15 @@ pub(super) const CASES: &[Case] = cases! {
         ] => update;
 };
 
-/// A tag that no driver knows.
+/// A tag that is unknown to drivers.
 const TAG: &str = "conformance.example.com/text";
 /// Letters of two, three and four bytes in UTF-8; the last is two units in UTF-16.
 const TEXT: &str = "Größe 東京 🚀";
-/// A text that equals `TEXT` to a driver that keeps ASCII alone, or writes one sign for each other character.
+/// A text that equals `TEXT` to a driver that keeps only ASCII, or replaces each other character by one sign.
 const OTHER_TEXT: &str = "Grüße 大阪 🛰";
 
-/// Returns whether the back end takes the text in a tag, and fails if it refuses the create but makes a VM.
-/// Back ends may take fewer characters in a tag than JSON does.
+/// Returns whether the back end accepts the text in a tag. Fails if it refuses the create but makes a VM.
+/// Back ends may accept fewer characters in a tag than JSON.
 async fn taken(t: &TestContext, request: &MachineRequest) -> CaseResult<bool> {
     let codes = [Code::InvalidArgument, Code::Aborted, Code::Uninitialized];
     let answer = t.create(request).await?;
@@ -110,7 +110,7 @@ async fn update(t: TestContext) -> CaseResult {
         let change = in_any_script(&change);
         let wanted = request.clone().changed(&change);
         let answer = t.update(&request, &wanted, &id).await?;
-        // A text may be one of a set of values, as the name of a size is.
+        // A text may have to be one of a set of values, such as the name of a size.
         if answer
             .ok_or(&[Code::InvalidArgument, Code::OutOfRange])?
             .is_none()

@@ -67,7 +67,7 @@ fn updated(t: &TestContext, request: &MachineRequest) -> CaseResult<Vec<(Machine
         .collect()
 }
 
-/// Returns a hot update and its reversal, each with a description of what it makes.
+/// Returns a hot update and its reversal, each with a description of its effect.
 fn there_and_back_by<'a>(
     request: &'a MachineRequest,
     wanted: &'a MachineRequest,
@@ -94,7 +94,7 @@ async fn there_and_back(t: TestContext) -> CaseResult {
     t.has_only(&request, &id).await
 }
 
-/// The answers of UpdateMachine do not show what it does: a driver that does nothing gives the same ones.
+/// The answers of UpdateMachine do not show its effect: a driver that does nothing gives the same answers.
 async fn changes_once(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = counted(&t, &request).await?;
@@ -135,8 +135,8 @@ pub(super) async fn is_the_same(t: &TestContext, request: &MachineRequest, id: &
     })
 }
 
-/// Whether a spec sets a value that the other lacks, or has otherwise. A spec that only lacks fields of the
-/// other asks for a removal, and a driver may leave alone what it can't tell from what others have set.
+/// Whether a spec sets a value that the other lacks or that differs there. A spec that only lacks fields of
+/// the other requests a removal. A driver may ignore that, if it cannot tell its own values from others.
 fn sets_something(spec: &Value, beside: Option<&Value>) -> bool {
     match (spec, beside) {
         (Value::Object(fields), Some(Value::Object(others))) => fields
@@ -150,10 +150,10 @@ fn spec(request: &MachineRequest) -> Value {
     Value::Object(request.class.provider_spec.0.clone())
 }
 
-/// Goes from one hot update to the next without the way back, by requests that say that their spec was
-/// applied before, and on a second VM by requests whose last applied spec is an older one: the update before
-/// may have been cut off, and its caller knows no better. A value that an earlier update has set may stay on
-/// the VM, so that it is no change any more.
+/// Makes one hot update after the other without reverting any. On the first VM, the requests say that their
+/// spec is already applied. On a second VM, their last applied spec is an older one: the previous update may
+/// have been cut off without its caller's knowledge. A value of an earlier update may stay on the VM, and
+/// then it is not a change.
 async fn any_state(t: TestContext) -> CaseResult {
     let request = t.machine_request("a");
     let id = counted(&t, &request).await?;
@@ -198,7 +198,7 @@ fn shown(value: Option<&Value>) -> String {
     value.map_or_else(|| "nothing".to_owned(), Value::to_string)
 }
 
-/// Fails unless the VM has the value at this place that an update asked for.
+/// Fails unless the VM has the value that an update requested at this place.
 pub(super) fn is_written(place: &str, asked: &Value, has: &Value) -> CaseResult {
     ensure(has.pointer(place) == Some(asked), || {
         format!(
@@ -209,8 +209,8 @@ pub(super) fn is_written(place: &str, asked: &Value, has: &Value) -> CaseResult 
     })
 }
 
-/// A wrong value is as much a change as the right one, and a driver that compares the spec with what it wrote
-/// itself makes the change once: only the back end shows the value.
+/// Only the back end shows the value. A driver that writes a wrong value and compares the spec with its own
+/// value also makes the change exactly once.
 async fn written(t: TestContext) -> CaseResult {
     let (request, id) = t.prepare_vm("a").await?;
     let before = vm_spec(&t, &request).await?;
@@ -243,7 +243,7 @@ async fn written(t: TestContext) -> CaseResult {
     Ok(())
 }
 
-/// Returns cluster and machine object of a VM, as the list tells them.
+/// Returns the cluster and the machine object of a VM from the list.
 async fn owner(
     t: &TestContext,
     request: &MachineRequest,
@@ -254,7 +254,8 @@ async fn owner(
     Ok(found.map_or([None, None], |vm| [vm.cluster_id, vm.machine_id]))
 }
 
-/// A VM without the tags of its owner belongs to no machine: it is no longer found, or taken for an orphan.
+/// A VM without its owner's tags belongs to no machine: the driver no longer finds it, or it counts as an
+/// orphan.
 async fn keeps_the_owner(t: TestContext) -> CaseResult {
     let (request, id) = t.prepare_vm("a").await?;
     let before = owner(&t, &request, &id).await?;
@@ -279,7 +280,7 @@ async fn keeps_the_owner(t: TestContext) -> CaseResult {
     Ok(())
 }
 
-/// Returns the values of a VM beside these places: among the tags, and in each object that holds one of them.
+/// Returns the values of a VM beside these places: the tags, and the fields of each object with such a place.
 fn beside(has: &Value, places: &[JsonPointer], tag_path: &JsonPointer) -> Vec<(String, Value)> {
     let above = places.iter().filter_map(JsonPointer::parent);
     let objects: BTreeSet<_> = above.chain([tag_path.clone()]).collect();
@@ -298,8 +299,7 @@ fn beside(has: &Value, places: &[JsonPointer], tag_path: &JsonPointer) -> Vec<(S
         .collect()
 }
 
-/// Values that neither the new spec nor the last one names were set by others: by the back end, or by its
-/// operator.
+/// Values that are in neither the new nor the last spec belong to others: the back end or its operator.
 async fn keeps_the_rest(t: TestContext) -> CaseResult {
     let (request, id) = t.prepare_vm("a").await?;
     for (wanted, change) in updated(&t, &request)? {

@@ -78,7 +78,7 @@ pub(super) const MESSAGES: &[Case] = family! {
     "shut-down" ShutDownMachine ["CMI-135"];
 };
 
-/// Checks that the call is refused as invalid, and that a create has made nothing.
+/// Checks that the call is refused as invalid, and that a refused create has made nothing.
 async fn refused(t: &TestContext, operation: Operation, wrong: &MachineRequest) -> CaseResult {
     let right = t.machine_request("a");
     if operation == Operation::CreateMachine {
@@ -152,7 +152,7 @@ fn without_cluster(t: &TestContext, request: &MachineRequest) -> Vec<(String, Ma
     all
 }
 
-/// Sends wrong requests about an existing VM, which has to stay as it was.
+/// Sends wrong requests about an existing VM, which must stay unchanged.
 async fn missing_fields(t: TestContext, operation: Operation) -> CaseResult {
     let (there, id) = t.prepare_vm("b").await?;
     let mut empty = there.clone();

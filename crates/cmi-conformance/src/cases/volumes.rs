@@ -50,7 +50,7 @@ async fn own(t: TestContext) -> CaseResult {
     equal(&ids, &turned(wanted))
 }
 
-/// One volume does not show that further ones count, so the case takes two.
+/// A single volume does not show that further volumes count, so the case uses two.
 async fn several(t: TestContext) -> CaseResult {
     let (specs, wanted) = specs(&t);
     let ([first, second, ..], [one, two, ..]) = (specs.as_slice(), wanted.as_slice()) else {
@@ -69,7 +69,7 @@ async fn several(t: TestContext) -> CaseResult {
     }
     let twice = [first, second, first].map(Value::clone).to_vec();
     let ids = t.volume_ids(twice).await?.ok()?;
-    // The driver may answer the id once or twice for a volume that is asked for twice.
+    // The driver may answer the id once or twice for a volume that is requested twice.
     let choices = [vec![one, two, one], vec![one, two]];
     ensure(
         choices.iter().any(|choice| ids.iter().eq(choice.iter().copied())),

@@ -206,7 +206,7 @@ async fn status(t: TestContext) -> CaseResult {
         let well_formed = match path {
             CREATE => vec![&machine_request, &other],
             DELETE => vec![&other, &missing],
-            // A stop of what is there would be answered by a VM that is gone for the calls after it.
+            // Stopping an existing VM would leave the later calls without a running VM.
             SHUT_DOWN => vec![&missing],
             _ => vec![&machine_request, &other, &missing],
         };
@@ -217,7 +217,7 @@ async fn status(t: TestContext) -> CaseResult {
     Ok(())
 }
 
-/// Fails unless an answer has a code of gRPC, a message in words if it is an error, and no details.
+/// Fails unless an answer has a gRPC code, a message if it is an error, and no details.
 fn speaks(answer: &RawAnswer) -> CaseResult {
     let (path, code) = (answer.path(), &answer.code);
     ensure(answer.is_canonical(), || {
@@ -234,7 +234,7 @@ fn speaks(answer: &RawAnswer) -> CaseResult {
 
 async fn response_fields(t: TestContext) -> CaseResult {
     let machine_request = t.machine_request("a");
-    // The VM is initialized by now, so that nothing is in the way of an OK.
+    // The VM is initialized, so the answer can be OK.
     t.prepare(&machine_request).await?;
     let created: CreateMachineResponse = raw(&t, CREATE, &Fields::of(&machine_request).request(CREATE))
         .await?
@@ -251,7 +251,7 @@ async fn any_bytes(t: TestContext) -> CaseResult {
     let bytes = vec![0, 255, 254, 10, 0];
     let mut accepted = vec![Grpc::Ok, Grpc::Aborted, Grpc::InvalidArgument];
     if t.supports(Operation::InitializeMachine) {
-        // Code 17 goes over the wire as this one.
+        // Code 17 has this code on the wire.
         accepted.push(Grpc::FailedPrecondition);
     }
     let mut fields = Fields::of(&machine_request);

@@ -1,4 +1,4 @@
-//! Repeats a call that has to be made, whatever gets in its way.
+//! Repeats a call that must succeed.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -12,16 +12,16 @@ use crate::backoff::Backoff;
 use cmi_driver::{Code, Operation};
 
 const FIRST_WAIT: Duration = Duration::from_millis(20);
-/// The time that a driver which is gone has to come back.
+/// How long a driver that is gone may take to come back.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_WAIT: Duration = Duration::from_secs(5);
 
 /// The errors that are worth a repeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// Errors that pass by themselves. A call that fails for another reason fails at once.
+    /// Temporary errors. A call that fails for another reason fails immediately.
     Transient,
-    /// All errors except those that stay whatever happens.
+    /// All errors except for permanent ones.
     Any,
 }
 
@@ -46,8 +46,8 @@ impl Repeat {
 }
 
 impl Cleanup<'_> {
-    /// Makes a call until it answers OK or an error that is not worth a repeat, until `limit` is over, or
-    /// until the driver is given up. The error has the code, if there was an answer, and the reason.
+    /// Makes a call until it answers OK or a permanent error, until `limit` is over, or until the driver is
+    /// considered lost. The error has the code, if there was an answer, and the reason.
     pub(super) async fn repeat<T, F>(
         &self,
         operation: Operation,
@@ -60,8 +60,8 @@ impl Cleanup<'_> {
         if self.liveness.is_lost() {
             return Err((None, "the driver can't be reached any more".to_owned()));
         }
-        // A driver that is gone gets the shorter limit, so that the cleanup does not wait in full for each
-        // machine.
+        // A driver that is gone gets the shorter limit, so that the cleanup does not wait the full time for
+        // each machine.
         let limit = if self.liveness.gone_since().is_some() {
             self.limit.min(RECOVERY_TIMEOUT)
         } else {
@@ -70,7 +70,7 @@ impl Cleanup<'_> {
         let until = Instant::now() + limit;
         let mut backoff = Backoff::new(FIRST_WAIT, MAX_WAIT);
         loop {
-            // A driver in this process may panic, and all other VMs have to be deleted all the same.
+            // A driver in this process may panic, and all other VMs have to be deleted anyway.
             let answer = tokio::time::timeout_at(until, AssertUnwindSafe(call()).catch_unwind()).await;
             let status = match answer {
                 Ok(Ok(answer)) => {

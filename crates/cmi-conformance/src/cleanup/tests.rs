@@ -1,4 +1,4 @@
-//! What is asked of a driver, call by call.
+//! Tests the cleanup's requests to a driver, call by call.
 
 use std::sync::Mutex;
 
@@ -12,7 +12,7 @@ use cmi_driver::{
     Readiness, Result, Status,
 };
 
-/// Deletes by a script, whose last line stays true, and notes what it was asked.
+/// Answers deletions by a script, whose last line repeats, and records the requests.
 struct Scripted {
     asked: Mutex<Vec<DeleteMachineRequest>>,
     answers: Mutex<Vec<std::result::Result<(), Code>>>,
@@ -49,7 +49,7 @@ impl Driver for Scripted {
     }
 }
 
-/// What is left, and what was asked on the way.
+/// Returns the remaining VMs and the requests.
 async fn cleared(
     tracker: &Tracker,
     window: Duration,
@@ -87,7 +87,7 @@ fn machine_request() -> MachineRequest {
     MachineRequest::new(&config(), &Capabilities::minimal(), "c", "a", "canary")
 }
 
-/// A machine whose create was answered so.
+/// A machine whose create had this answer.
 fn tracked(answer: &Result<Machine>) -> Tracker {
     let tracker = Tracker::default();
     tracker.record_request(&machine_request());
@@ -116,7 +116,7 @@ async fn a_vm_is_deleted_by_all_that_its_create_gave_and_again_by_its_name() {
     );
 }
 
-/// INI-18: code 17 comes with the VM that is there.
+/// INI-18: code 17 carries the existing VM.
 #[tokio::test(start_paused = true)]
 async fn a_vm_that_is_not_initialized_is_one_that_was_made() {
     let status = Status::new(Code::Uninitialized, "it is there").with_machine(made());
@@ -216,7 +216,7 @@ async fn a_call_that_does_not_end_is_reported_with_the_time_that_it_had() {
     }
 }
 
-/// What a driver refuses to make it may refuse to delete, by whichever code.
+/// A driver may refuse to delete a VM that it refused to create, with any code.
 #[tokio::test(start_paused = true)]
 async fn what_was_refused_and_never_made_is_not_left_where_its_spec_is_refused_again() {
     for refusal in [Code::OutOfRange, Code::ResourceExhausted, Code::Internal] {
@@ -248,7 +248,7 @@ async fn what_was_deleted_before_the_driver_went_away_is_not_named_unless_it_may
         let (left, _) = cleared(&tracker, window, &answers).await;
         assert_eq!(left.len(), left_behind, "{window:?}: {left:?}");
     }
-    // A driver that answers, and can't delete it any more, is no reason to believe its first answer.
+    // If a driver answers that it can no longer delete the VM, its first answer does not count.
     tracker.record_request(&machine_request());
     tracker.answered(&machine_request(), &Ok(made()));
     let (left, _) = cleared(&tracker, Duration::ZERO, &[Ok(()), Err(Code::Internal)]).await;

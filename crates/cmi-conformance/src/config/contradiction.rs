@@ -1,5 +1,5 @@
-//! Settings that contradict each other. Only their author knows which of the two is wrong, so that the error
-//! names both. A run compares the settings with the declaration of the driver as well.
+//! Settings that contradict each other. Only their author knows which setting is wrong, so the error names
+//! both. A run also compares the settings with the driver's declaration.
 
 use secrecy::ExposeSecret as _;
 use serde_json::{Map, Value};
@@ -29,7 +29,7 @@ pub fn with_capabilities(config: &Config, setting: Setting, capabilities: &Capab
     }
 }
 
-/// Returns the error of a hot update that changes what UpdateMachine is never asked to change.
+/// Returns the error of a hot update that changes a field outside UpdateMachine's reach.
 fn stays_cold(config: &Config, change: &Value, capabilities: &Capabilities) -> Option<String> {
     let hot = &capabilities.hot_updatable;
     let cold = places(config, change)
@@ -42,7 +42,7 @@ fn stays_cold(config: &Config, change: &Value, capabilities: &Capabilities) -> O
     ))
 }
 
-/// Returns the error of an incompatible change by which the VM stays the same: CreateMachine adopts it.
+/// Returns the error of an incompatible change that does not need another VM: CreateMachine adopts the VM.
 fn is_hot(config: &Config, capabilities: &Capabilities) -> Option<String> {
     let change = config.incompatible_change.as_ref()?;
     let hot = &capabilities.hot_updatable;
@@ -69,7 +69,7 @@ fn written(places: &[JsonPointer]) -> String {
     }
 }
 
-/// Returns the places of the provider spec whose value differs after a change, or is gone.
+/// Returns the places in the provider spec that a change alters or removes.
 fn places(config: &Config, change: &Value) -> Vec<JsonPointer> {
     let changed = changed(&config.provider_spec, change);
     let spec = Value::Object(config.provider_spec.clone());
@@ -182,8 +182,8 @@ fn equal(one: &SecretMap, other: &SecretMap) -> bool {
         })
 }
 
-/// Returns why calls count as hung after the hook `slow`: a call may have to wait for one before it that the
-/// hook has slowed down.
+/// Returns why calls count as hung after the hook `slow`: a call may have to wait for an earlier call that
+/// the hook has slowed down.
 pub fn slow_calls_hang(config: &Config) -> Option<String> {
     let slow = config.slow();
     (slow >= config.call_limit()).then(|| {
@@ -300,7 +300,7 @@ mod tests {
         }
     }
 
-    /// What the driver declares as `hot_updatable` is known once it has said so.
+    /// `hot_updatable` is known only after the driver has declared it.
     #[test]
     fn a_change_that_the_driver_takes_for_another_kind_of_change_is_named_with_what_it_declares() {
         let config = |settings: &str| {

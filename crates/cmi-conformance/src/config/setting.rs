@@ -1,10 +1,10 @@
-//! The settings of a configuration besides the provider spec.
+//! The settings of a configuration, except for the provider spec.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// A setting of a configuration besides the provider spec.
+/// A setting of a configuration, except for the provider spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Setting {

@@ -18,11 +18,11 @@ pub struct Required<'a> {
     pub unmet: Option<&'a str>,
 }
 
-/// Writes JUnit XML: one test per case, with its rows as properties, one for each layer, one for what was
-/// left behind, and one for what was required.
+/// Writes JUnit XML: one test per case, with its rows as properties, one for each layer, one for the
+/// remaining VMs, and one for the required level.
 ///
 /// # Errors
-/// [`JunitError`] when a text can't be put into XML.
+/// [`JunitError`] if a text cannot be represented in XML.
 pub fn junit(report: &Report, required: Required<'_>) -> Result<String, JunitError> {
     let mut suite = TestSuite::new(format!("conformance of {}", report.target));
     suite.add_test_cases(report.cases.iter().map(test));

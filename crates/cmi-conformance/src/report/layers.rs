@@ -14,7 +14,7 @@ use crate::rules::{Layer, Rule};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Compliance {
-    /// No binding rule is broken, as far as this run could try them.
+    /// No binding rule is broken, as far as this run tried them.
     Yes,
     /// As `Yes`, but the run could not try some rules for want of a hook or a setting.
     Basic,
@@ -47,11 +47,11 @@ pub struct LayerReport {
     pub broken: Vec<&'static str>,
     /// The binding rows that were not tried in full, and can be.
     pub untried: Vec<&'static str>,
-    /// The hooks and settings with which the run could try those rows.
+    /// The hooks and settings that would let the run try those rows.
     pub missing: BTreeSet<String>,
 }
 
-/// Returns the reports of all layers; each builds on the one before.
+/// Returns the reports of all layers; each builds on the previous.
 pub(super) fn reports(
     cases: &[CaseReport],
     rules: &[RuleReport],
@@ -127,10 +127,9 @@ fn of(
     }
 }
 
-/// Returns the hooks and settings that a rule could not be tried without, and that the driver's author can
-/// add. A rule that some cases have tried also lacks the needs of the others for which nothing stands in:
-/// what a driver does when its back end fails, or with its own invalid specs, shows in no other way. It lacks
-/// as well what a case that was run needs to go further.
+/// Returns the missing hooks and settings of a rule that the driver's author can add. If some cases have
+/// tried the rule, the needs of the skipped cases count only if they have no substitute (see
+/// [`Need::has_no_substitute`]). The missing needs of a case that ran always count: it could test more.
 fn lacks(rule: &RuleReport, cases: &[CaseReport]) -> BTreeSet<String> {
     let of_rule = cases.iter().filter(|case| case.proves.contains(&rule.id));
     match rule.verdict {
@@ -149,7 +148,7 @@ fn lacks(rule: &RuleReport, cases: &[CaseReport]) -> BTreeSet<String> {
     }
 }
 
-/// Returns the broken rows, grouped by fault where that says more than their ids.
+/// Returns the broken rows, grouped by fault if that is more informative than their ids.
 fn faults(broken: impl Iterator<Item = &'static str>) -> Vec<String> {
     let mut order: Vec<Option<&'static str>> = Vec::new();
     let mut by_fault: BTreeMap<Option<&'static str>, Vec<&'static str>> = BTreeMap::new();

@@ -1,11 +1,12 @@
-//! The order in which failures are named: a failure of a case that others build upon comes before the
-//! failures that follow from it.
+//! The order of failures in a report. A failure of a basic case comes before the failures that follow from
+//! it.
 
 use super::CaseReport;
 use crate::rules::{self, Rule};
 
-/// The cases that others build upon, the most basic first. A list with the VMs of other clusters fails every
-/// case that looks at a cluster; a deletion without effect fails every case that expects a VM to be gone.
+/// The cases that others build upon, the most basic first. If a list contains VMs of other clusters, every
+/// case that lists a cluster fails. If a deletion has no effect, every case that expects a VM to be gone
+/// fails.
 const FOUNDATIONS: &[&str] = &[
     "create-makes-a-vm",
     "wire-services",
@@ -29,8 +30,8 @@ const FOUNDATIONS: &[&str] = &[
     "initialize-offered",
 ];
 
-/// The cases whose failure costs VMs or secrets: a driver must not be run before they pass, whatever else
-/// fails. They are named however many others fail.
+/// The cases whose failure costs VMs or secrets: a driver must not be used before they pass. They are named
+/// even if many other cases fail.
 const DANGERS: &[&str] = &[
     "status-unavailable",
     "list-unavailable",
@@ -53,7 +54,7 @@ pub(super) fn is_dangerous(name: &str) -> bool {
     DANGERS.contains(&name)
 }
 
-/// Returns the rank of a case: it sorts before all cases whose failures its own explains.
+/// Returns the rank of a case: it precedes all cases whose failures it explains.
 pub(super) fn of_case(name: &str) -> usize {
     let place = FOUNDATIONS.iter().position(|foundation| *foundation == name);
     place.unwrap_or(FOUNDATIONS.len())

@@ -38,7 +38,7 @@ fn a_binding_rule_that_is_broken_makes_a_driver_not_compliant() {
     assert!(!report.compliant);
 }
 
-/// DRV-01: SHOULD is not needed.
+/// DRV-01: SHOULD is optional.
 #[test]
 fn a_rule_that_should_hold_and_does_not_leaves_a_driver_compliant() {
     let report = report(vec![
@@ -107,7 +107,7 @@ fn a_part_of_the_rules_is_never_a_yes() {
     );
 }
 
-/// The tag is this provider's own: a plugin that has never heard of it keeps what is published.
+/// The tag is specific to this provider: a plugin without it keeps the published rules.
 #[test]
 fn what_breaks_a_rule_of_the_provider_says_nothing_against_the_published_ones() {
     let report = report(vec![
@@ -137,7 +137,7 @@ fn what_breaks_a_published_rule_breaks_what_is_built_upon_it() {
     );
 }
 
-/// OPS-11 is a SHOULD of its source.
+/// OPS-11 is a SHOULD in its source.
 #[test]
 fn a_secret_that_leaks_is_not_taken_by_this_provider_whatever_its_source_says() {
     let report = report(vec![
@@ -175,7 +175,7 @@ fn what_the_configuration_kept_from_being_tried_makes_it_basic_and_what_the_driv
     );
 }
 
-/// A rule that another case has tried as well: what the hook is for shows in no other way.
+/// Another case has tried the rule as well, but nothing else shows the effect of the hook.
 #[test]
 fn a_run_that_lacks_what_nothing_stands_in_for_is_basic_although_each_rule_was_tried_without_it() {
     let lacking = |name: &str, missing: &str| CaseReport {
@@ -233,7 +233,7 @@ fn the_failure_that_explains_the_others_comes_first() {
     assert_eq!(report.broken().next().unwrap().id, "DRV-03");
 }
 
-/// A driver that says of VMs behind a back end that is away that they are gone loses a fleet.
+/// If a driver reports VMs as gone while its back end is unreachable, a fleet is lost.
 #[test]
 fn what_costs_vms_is_named_however_much_fails() {
     let mut cases: Vec<_> = [
@@ -319,7 +319,7 @@ fn the_forms_name_cases_reasons_and_the_verdict() {
     assert!(xml.contains("\"cmi.v1\"") && xml.contains("\"capcmi\""), "{xml}");
 }
 
-/// CMI-186: what no log was searched for is not shown to be in none.
+/// CMI-186: without a log to search, secrets are not shown to stay out of logs.
 #[test]
 fn a_rule_that_takes_every_case_does_not_hold_when_one_was_not_run() {
     let passed = || {

@@ -12,7 +12,7 @@ const MAX_FAILURES: usize = 5;
 /// The most rows that a line names; the table has all.
 const MAX_ROWS: usize = 12;
 
-/// Returns a case in one line, which is printed while a run goes on.
+/// Returns a case in one line, which is printed during the run.
 pub fn line(case: &CaseReport, done: usize, of: usize) -> String {
     let width = of.to_string().len();
     let mut line = format!(
@@ -100,8 +100,7 @@ fn failure(case: &CaseReport) -> String {
     format!("  {}: {}\n", case.name, case.verdict.reason().unwrap_or_default())
 }
 
-/// Returns a line about the rules that a yes says nothing about, and the hooks and settings that would try
-/// them.
+/// Returns a line about the rules that a yes does not cover, and the hooks and settings that would try them.
 fn untried(report: &Report) -> String {
     let Some(top) = report.layers.last().filter(|top| !top.untried.is_empty()) else {
         return String::new();
@@ -118,7 +117,7 @@ fn untried(report: &Report) -> String {
 fn verdict(report: &Report) -> String {
     if report.scope == Scope::Part {
         let tried = format!("{} of {}", report.rules.len(), rules::all().count());
-        // A partial run has no verdict. That a layer requires a yes of the other one is no reason here.
+        // A partial run has no verdict. The dependency between the layers is not a reason here.
         let of_whole_runs: Vec<_> = report.layers.iter().map(|layer| takes(layer.layer)).collect();
         let mut reasons: Vec<String> = Vec::new();
         for layer in &report.layers {

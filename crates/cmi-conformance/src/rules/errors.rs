@@ -2,8 +2,8 @@
 
 use super::Rule;
 
-/// The error table of a specification, whose ids begin with the prefix. The two specifications differ in how
-/// binding the rows of GetVolumeIDs are, and in whether there are rows of ShutDownMachine.
+/// The error table of a specification, whose ids begin with the prefix. The two specifications differ in the
+/// level of the rows of GetVolumeIDs, and in whether they have rows of ShutDownMachine.
 macro_rules! errors {
     ($prefix:literal, volumes: $level:ident, shut_down: { $($rows:tt)* }) => { rules! { Published $prefix:
         "CR-00" Must "CreateMachine answers OK on success";

@@ -1,8 +1,8 @@
 //! This provider's own rules: post-create initialization and updates, the migration of machine classes, the
 //! identity tag `capcmi.io/machine`, and the rest of the extension.
 //!
-//! A row is here if the published specification does not ask for it, or if it needs a call that only the
-//! extension has. A plugin that keeps every published row and knows nothing of these is `cmi.v1: yes`.
+//! A row is here if the published specification does not require it, or if it needs a call that only the
+//! extension has. A plugin that keeps only the published rows is `cmi.v1: yes`.
 
 use super::Rule;
 

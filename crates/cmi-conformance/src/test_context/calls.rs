@@ -18,7 +18,7 @@ use cmi_driver::{
     ShutDownMachineResponse, UpdateMachineRequest,
 };
 
-/// A driver call that the suite makes by its operation alone, as it does every call.
+/// A driver call that the suite can make given only its operation.
 trait SuiteCall: Request {
     /// Makes the call on a subject.
     fn on(subject: Subject<'_>) -> impl Future<Output = CaseResult<Answer<Self::Response>>> + Send;
@@ -87,12 +87,12 @@ macro_rules! try_call {
 }
 
 impl TestContext {
-    /// Makes a call by its operation, on a machine whose VM has this id where it is given. An update leads
-    /// from the request to itself; a call about no machine uses the configuration's samples. Of the answer,
-    /// only the code counts.
+    /// Makes a call given its operation, on the machine's VM with this id, if given. An update has the
+    /// request's spec before and after; a call about no machine uses the configuration's samples. The
+    /// response is reduced to its code.
     ///
     /// # Errors
-    /// [`CaseError::Failed`] when the call hangs, or takes an id that is not given.
+    /// [`CaseError::Failed`] when the call hangs, or needs an id that is not given.
     pub async fn invoke(
         &self,
         operation: Operation,
@@ -179,7 +179,7 @@ impl TestContext {
         RestartMachineRequest::on(self.subject(machine, Some(id))).await
     }
 
-    /// Asks for volume ids. The driver may refuse an empty list as missing (CMI-150): it has no ids either
+    /// Requests volume ids. The driver may refuse an empty list as missing (CMI-150): it has no ids either
     /// way.
     pub async fn volume_ids(&self, pv_specs: Vec<Value>) -> CaseResult<Answer<Vec<String>>> {
         let about = format!("{} PersistentVolume specs", pv_specs.len());
@@ -215,7 +215,7 @@ impl TestContext {
     /// Makes any call within the limit, and checks the answer.
     ///
     /// # Errors
-    /// [`CaseError::Failed`] when the call hangs; [`CaseError::Skipped`] when the run is to end early.
+    /// [`CaseError::Failed`] when the call hangs; [`CaseError::Skipped`] when the run ends early.
     pub async fn timed<T: Texts>(
         &self,
         operation: Operation,
@@ -252,19 +252,19 @@ impl Subject<'_> {
         self.id.cloned()
     }
 
-    /// Returns the id of the VM, for a call that can't be made without it.
+    /// Returns the id of the VM, for a call that requires it.
     fn needed_id(&self) -> CaseResult<ProviderId> {
         self.id()
             .ok_or_else(|| CaseError::failed("this call takes the id of a VM, and the case gives none"))
     }
 
-    /// Creates the machine's VM, and records it in the tracker before the call. Code 17 with its machine is
-    /// as good as OK where there is an InitializeMachine: the VM exists (INI-18).
+    /// Creates the machine's VM, and records it in the tracker before the call. Code 17 with its machine
+    /// counts as OK if the driver has InitializeMachine: the VM exists (INI-18).
     async fn create(self, request: CreateMachineRequest) -> CaseResult<Answer<Machine>> {
         let Self { t, machine, .. } = self;
         let tracked = t.with_own_secrets(machine);
         t.goes_on()?;
-        // A call that is never sent makes no VM.
+        // A call that is never sent creates no VM.
         if t.shared.liveness.is_gone() {
             t.is_back().await?;
         }
@@ -281,7 +281,7 @@ impl Subject<'_> {
         Ok(answer)
     }
 
-    /// Initializes the machine's VM, and records in the tracker that there is one.
+    /// Initializes the machine's VM, and records in the tracker that the VM exists.
     async fn initialize(self, request: InitializeMachineRequest) -> CaseResult<Answer<Machine>> {
         let answer = self.of_machine(request).await?;
         if let Ok(made) = &answer.result {

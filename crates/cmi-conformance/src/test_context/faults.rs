@@ -13,7 +13,7 @@ pub struct Fault {
     is_on: bool,
     /// A call that answered OK in spite of the fault.
     unaffected: Option<String>,
-    /// The code of the first call that the fault made fail.
+    /// The code of the first call that failed due to the fault.
     code: Option<Code>,
     /// The hook that undid the fault.
     undone_by: Option<Hook>,
@@ -60,7 +60,7 @@ impl TestContext {
         }
     }
 
-    /// Records a call that answered OK. After a restart, every call has to.
+    /// Records a call that answered OK. After a restart, every call must.
     pub(crate) fn answered_ok(&self, call: &str) {
         let mut fault = self.fault.lock();
         let meant_to_fail = |fault: &&mut Fault| fault.is_on && fault.hook != Hook::Restart;
@@ -69,8 +69,8 @@ impl TestContext {
         }
     }
 
-    /// Records a call that was refused. A call that is refused in the same way after the fault was undone
-    /// shows that the fault may last.
+    /// Records a refused call. If a call is refused in the same way after the fault was undone, the fault may
+    /// last.
     pub(crate) fn was_refused(&self, call: &str, code: Code) {
         let mut fault = self.fault.lock();
         let Some(fault) = fault.as_mut() else { return };
@@ -104,7 +104,7 @@ impl TestContext {
         ))
     }
 
-    /// Records that the effect of a hook has passed by itself.
+    /// Records that the effect of a hook has ended without `restore`.
     pub(crate) fn is_over(&self, hook: Hook) {
         let mut fault = self.fault.lock();
         if let Some(fault) = fault.as_mut().filter(|fault| fault.hook == hook) {

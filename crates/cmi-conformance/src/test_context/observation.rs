@@ -1,4 +1,4 @@
-//! The ways in which a case sees VMs.
+//! How a case observes VMs.
 
 use super::TestContext;
 use crate::answer::{CaseError, CaseResult, ensure};
@@ -17,26 +17,25 @@ enum Observation {
     Blind,
 }
 
-/// The difference between a conflicting request and the request of the VM that stands in its way, where no
-/// call shows VMs.
+/// The difference between a conflicting request and the request of the existing VM, if no call shows VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conflict {
-    /// Another identity tag: the driver keeps it.
+    /// Another identity tag: the driver checks it.
     Identity,
-    /// Another spec, which the VM of the name does not fit. This rule is published, and so holds for every
+    /// Another spec, which does not fit the existing VM. This rule is published, so it holds for every
     /// driver.
     Spec,
-    /// No difference that the configuration knows.
+    /// The configuration has no such difference.
     Nothing,
 }
 
 impl TestContext {
-    /// Returns the id of the VM by GetMachineStatus or, where the driver does not offer that, by
+    /// Returns the id of the VM from GetMachineStatus or, if the driver does not offer that, from
     /// ListMachines.
     ///
     /// # Errors
-    /// [`CaseError::Skipped`] when the driver offers neither; [`CaseError::Failed`] when there are several;
-    /// [`CaseError::Inconclusive`] when it can't answer.
+    /// [`CaseError::Skipped`] when the driver offers neither; [`CaseError::Failed`] when there are several
+    /// VMs; [`CaseError::Inconclusive`] when it cannot answer.
     pub async fn seen(&self, request: &MachineRequest) -> CaseResult<Option<ProviderId>> {
         if self.supports(Operation::GetMachineStatus) {
             return self.read(request).await;
@@ -51,7 +50,7 @@ impl TestContext {
         ))
     }
 
-    /// Reads until the driver knows: a call that was given up may still be under way.
+    /// Reads until the driver knows: an abandoned call may still be running.
     async fn read(&self, request: &MachineRequest) -> CaseResult<Option<ProviderId>> {
         let mut repeats = self.repeats();
         loop {
@@ -88,7 +87,7 @@ impl TestContext {
     }
 
     /// Fails unless the earlier VM still exists after the back end has caught up. Another create would not
-    /// show it: a new VM may have the id of one that is gone.
+    /// show it: a new VM may have the id of a deleted VM.
     ///
     /// # Errors
     /// [`CaseError`] as of [`TestContext::seen`], and when the VM is gone.
@@ -109,9 +108,9 @@ impl TestContext {
         }
     }
 
-    /// Fails unless the request's cluster has exactly these VMs, as far as the driver shows them: in its
-    /// list; where there is none, for these machines and the request's own; where no call shows VMs, by
-    /// another create.
+    /// Fails unless the request's cluster has exactly these VMs, as far as the driver shows them. Uses the
+    /// list if there is one; else the status of these machines and of the request's own; else, if no call
+    /// shows VMs, another create.
     ///
     /// # Errors
     /// [`CaseError::Failed`] with the VMs that exist; [`CaseError::Inconclusive`] when the driver can't say.
@@ -161,8 +160,8 @@ impl TestContext {
         self.has_exactly(request, &[]).await
     }
 
-    /// Fails unless the VM of the request is gone, and with it the last of its cluster, once the back end has
-    /// caught up: at once, if it is always consistent.
+    /// Fails unless the VM of the request is gone, and its cluster is empty, once the back end has caught up.
+    /// A consistent back end needs no wait.
     ///
     /// # Errors
     /// [`CaseError`] as of [`TestContext::has_exactly`].
@@ -206,7 +205,7 @@ impl TestContext {
         })
     }
 
-    /// Returns the list as a means to see VMs. The cases about lists test that the driver answers with one.
+    /// Returns the list as a means to see VMs. The cases about lists test whether the driver answers.
     async fn listed(&self, request: &MachineRequest) -> CaseResult<Vec<ListedMachine>> {
         self.list(request).await?.ok().map_err(CaseError::in_preparation)
     }
@@ -254,8 +253,8 @@ impl TestContext {
         })
     }
 
-    /// Finds out, with a VM of its own, whether the driver keeps the identity tag. Any answer other than the
-    /// adopted VM shows that it does; the cases about identity test which one it is.
+    /// Tests with another VM whether the driver checks the identity tag. Any answer except for the adopted VM
+    /// shows that it does; the cases about identity test for the right answer.
     async fn find_conflict(&self) -> CaseResult<Conflict> {
         let request = self.machine_request("conflict");
         let made = self.created(&request).await.map_err(CaseError::in_preparation)?;
@@ -274,7 +273,7 @@ impl TestContext {
         })
     }
 
-    /// Whether a VM has the request's name: then no VM can be made for the other request.
+    /// Whether a VM has the request's name, so that the other request cannot create a VM.
     async fn stands_in_the_way(&self, request: &MachineRequest, other: &MachineRequest) -> CaseResult<bool> {
         let mut repeats = self.repeats();
         let made = loop {

@@ -1,4 +1,4 @@
-//! Repeats of a call that answers ABORTED: something is under way.
+//! Repeats of a call that answers ABORTED: another operation is running.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ impl Repeats {
     /// Waits before the next repeat.
     ///
     /// # Errors
-    /// [`crate::CaseError::Failed`] when the time is over, with what is still not as it should be.
+    /// [`crate::CaseError::Failed`] when the time is over, with a description of the remaining problem.
     pub async fn wait(&mut self, still: impl FnOnce() -> String) -> CaseResult {
         ensure(Instant::now() < self.until, still)?;
         tokio::time::sleep(self.backoff.next_wait()).await;

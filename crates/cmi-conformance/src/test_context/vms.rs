@@ -1,4 +1,4 @@
-//! VMs that a case makes and deletes.
+//! Creates and deletes the VMs of a case.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use cmi_driver::{Code, Machine, Operation, ProviderId};
 const AT_ONCE: usize = 8;
 
 impl TestContext {
-    /// Makes a VM that is ready to be used: created, and initialized where the driver does that.
+    /// Creates a VM that is ready to be used: created, and initialized if the driver does that.
     ///
     /// # Errors
-    /// [`CaseError::Failed`] when it can't be made.
+    /// [`CaseError::Failed`] when it cannot be created.
     pub async fn make(&self, request: &MachineRequest) -> CaseResult<Machine> {
         let machine = self.created(request).await?;
         if self.supports(Operation::InitializeMachine) {
@@ -36,8 +36,8 @@ impl TestContext {
         Ok(machine)
     }
 
-    /// Creates until the driver answers with the VM: ABORTED means that another call on
-    /// the machine is under way.
+    /// Creates until the driver answers with the VM: ABORTED means that another call on the machine is
+    /// running.
     ///
     /// # Errors
     /// [`CaseError::Failed`] on every other answer, or when it takes too long.
@@ -52,18 +52,19 @@ impl TestContext {
         }
     }
 
-    /// Makes a VM as [`TestContext::make`] does, for a case that needs it but does not test it.
+    /// Creates a VM like [`TestContext::make`], for a case that needs it but does not test it.
     ///
     /// # Errors
-    /// [`CaseError::Inconclusive`] when it can't be made.
+    /// [`CaseError::Inconclusive`] when it cannot be created.
     pub async fn prepare(&self, request: &MachineRequest) -> CaseResult<Machine> {
         self.make(request).await.map_err(CaseError::in_preparation)
     }
 
-    /// Returns the machine of this label, and the id of a VM that is [prepared](TestContext::prepare) for it.
+    /// Returns the machine with this label, and the id of a VM that is [prepared](TestContext::prepare) for
+    /// it.
     ///
     /// # Errors
-    /// [`CaseError::Inconclusive`] when it can't be made.
+    /// [`CaseError::Inconclusive`] when it cannot be created.
     pub async fn prepare_vm(&self, label: &str) -> CaseResult<(MachineRequest, ProviderId)> {
         let request = self.machine_request(label);
         let id = self.prepare(&request).await?.provider_id;
@@ -82,8 +83,8 @@ impl TestContext {
         Ok(id)
     }
 
-    /// Waits for the consistency window that the driver declares, in which the back end may answer with an
-    /// earlier state, or until the run is to end.
+    /// Waits until the end of the run or of the driver's declared consistency window. In this window, the
+    /// back end may answer with an earlier state.
     pub async fn settle(&self) {
         self.pause(self.shared.capabilities.consistency_window).await;
     }
@@ -107,7 +108,7 @@ impl TestContext {
     /// Deletes VMs concurrently.
     ///
     /// # Errors
-    /// [`CaseError::Failed`] when one of them can't be deleted.
+    /// [`CaseError::Failed`] when a VM cannot be deleted.
     pub async fn remove_all(&self, vms: Vec<(MachineRequest, ProviderId)>) -> CaseResult {
         let deletions = vms.into_iter().map(|(request, id)| {
             let t = self.clone();

@@ -1,4 +1,4 @@
-//! Watches every call of a case, to name a call that hangs, and a call in which the driver goes away.
+//! Watches every call of a case, to name a call that hangs, and a call that the driver did not survive.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -13,11 +13,11 @@ use crate::liveness::Outage;
 use crate::wire::PROBE;
 use cmi_driver::Code;
 
-/// The longest time for a driver to show that it is there.
+/// The longest time for a driver to answer a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The name of the request when the driver went away in one of several: the summary lists them in one line.
 const ONE_OF_SEVERAL: &str = "one of the requests that a line at the end names";
-/// The interval between two looks at a driver that is gone.
+/// The polling interval for a driver that is gone.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
 impl TestContext {
@@ -45,15 +45,15 @@ impl TestContext {
         Err(CaseError::Failed(hang))
     }
 
-    /// Ends the case when a call failed because the driver itself is gone, and not its back end. The first
-    /// case that notices fails with the request if no other case had one under way: otherwise nothing shows
-    /// which request it was, and all of them are named. The result of any other case means nothing.
+    /// Ends the case if a call failed because the driver itself is gone, and not its back end. The first case
+    /// that notices fails with the request if no other case had a running request. Otherwise, any of the
+    /// requests may be the cause, and all are named. Every other case is inconclusive.
     ///
     /// # Errors
     /// [`CaseError::DriverGone`] for the first, if it was alone; [`CaseError::Inconclusive`] for any other.
     pub async fn is_alive(&self, what: &str, otherwise: &str) -> CaseResult {
         let in_flight = &self.shared.in_flight;
-        // Another case that asks at the same moment has to see this request as under way, too.
+        // Another case that checks at the same moment must see this request as running, too.
         let _doubted = in_flight.keep(&self.case, what);
         let mut all = in_flight.all();
         if self.shows_life().await {
@@ -89,7 +89,7 @@ impl TestContext {
         )))
     }
 
-    /// Waits until a driver that is gone is back or given up.
+    /// Waits until a driver that is gone comes back or counts as lost.
     pub(super) async fn is_back(&self) -> CaseResult {
         while let Some(call) = self.shared.liveness.gone_since() {
             if self.shows_life().await {
@@ -104,7 +104,7 @@ impl TestContext {
         Ok(())
     }
 
-    /// Whether the driver answers Probe, whatever the answer says.
+    /// Whether the driver answers Probe, even with an error.
     async fn shows_life(&self) -> bool {
         if let Some(hook) = self.disturbance() {
             return self.may_be_there(hook).await;
@@ -138,8 +138,8 @@ impl TestContext {
         self.shared.in_flight.begin(&self.case, what, limit)
     }
 
-    /// Returns the error of a case in which a driver that was to come back has not, and of the cases after
-    /// it. That breaks the rules about coming back, whichever case restarted the driver.
+    /// Returns the error for a driver that failed to come back, in this case and in later cases. That breaks
+    /// the rules about coming back, no matter which case restarted the driver.
     pub fn never_came_back(&self, since: &str, reason: &str) -> CaseError {
         let (call, is_first) = self.shared.liveness.died(since);
         if !is_first {

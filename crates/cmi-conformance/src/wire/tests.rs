@@ -9,12 +9,12 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 
 use super::*;
 
-/// What a plugin does to a stream some time after its request.
+/// A plugin's late reaction to a stream.
 #[derive(Clone, Copy, Debug)]
 enum End {
     /// It resets the stream as grpc-go does.
     Reset,
-    /// It says that the call was cancelled.
+    /// It answers that the call was cancelled.
     Cancelled,
     /// It closes the connection.
     Close,
@@ -68,8 +68,8 @@ async fn ended(after: Duration, end: End, deadline: Option<Duration>) -> anyhow:
         .await
 }
 
-/// PLG-CR-04: grpc-go has no trailers for a call whose deadline has passed, or those of a handler that it has
-/// cancelled.
+/// PLG-CR-04: for a call whose deadline has passed, grpc-go sends no trailers, or the trailers of the
+/// cancelled handler.
 #[tokio::test]
 async fn a_call_that_is_reset_or_cancelled_at_its_deadline_is_deadline_exceeded() {
     for end in [End::Reset, End::Cancelled] {

@@ -1,5 +1,5 @@
-//! Whether a text may hold another one, faster than by a search: bootstrap data have thousands of words to
-//! look for, and the answer is nearly always no.
+//! Whether a text may contain another text, faster than by a search: bootstrap data have thousands of words
+//! to search for, and the answer is nearly always no.
 
 /// The bytes that are looked at together.
 const WIDTH: usize = 6;
@@ -8,7 +8,7 @@ const BITS: usize = 16;
 /// Spreads the numbers of windows: 2^64 by the golden ratio.
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Which windows of [`WIDTH`] bytes a text has: a Bloom filter with one hash.
+/// The windows of [`WIDTH`] bytes in a text: a Bloom filter with one hash.
 pub(super) struct Windows {
     bits: Vec<u64>,
 }

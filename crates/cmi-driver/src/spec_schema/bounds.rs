@@ -1,26 +1,26 @@
-//! Limits on the cost of a schema. The schema comes from the driver, and the provider evaluates it: a schema
-//! that refers to itself, or whose references multiply it, would exhaust the process's stack or all of its
-//! time, and its patterns all memory.
+//! Limits on the cost of a schema. The schema comes from the driver, and the provider evaluates it. A schema
+//! that refers to itself, or multiplies by its references, would exhaust the stack or the CPU time. Its
+//! patterns would exhaust the memory.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-/// The most objects of a schema, each counted as often as it is referred to.
+/// The most objects of a schema. An object counts once per reference.
 const MAX_SUBSCHEMAS: usize = 1024;
 /// The deepest nesting of a schema, references included.
 const MAX_DEPTH: usize = 64;
-/// The most keywords that look at their siblings' results: nested in each other, each doubles the work.
+/// The most keywords that depend on their siblings' results: nested in each other, each doubles the work.
 const MAX_UNEVALUATED: usize = 4;
-/// The limit on patterns, each counted once and once more for each piece of it. A pattern with look-around or
-/// back-references is compiled in pieces, each of which may get as large as a whole pattern.
+/// The limit on patterns. Each pattern counts once, plus once for each of its pieces. A pattern with
+/// look-around or back-references is compiled in pieces, and each piece may get as large as a whole pattern.
 const MAX_PATTERNS: usize = 64;
-/// The bytes of a piece of a plain pattern, and of one with look-around or back-references.
+/// The bytes of a piece: for a plain pattern, and for a pattern with look-around or back-references.
 const PIECE: usize = 512;
 const HARD_PIECE: usize = 8;
 /// The longest pattern, in bytes.
 const MAX_PATTERN: usize = 4096;
-/// The versions of JSON Schema in which `#/…` means what it says, whatever `id` is beside it.
+/// The versions of JSON Schema that resolve `#/…` against the root, even beside an `id`.
 const DIALECTS: [&str; 4] = [
     "json-schema.org/draft-06/schema",
     "json-schema.org/draft-07/schema",
@@ -135,7 +135,7 @@ impl<'a> Measure<'a> {
     }
 }
 
-/// Whether a pattern is compiled in one piece. No is a safe answer.
+/// Whether a pattern is compiled in one piece. `false` is always safe.
 fn is_plain(pattern: &str) -> bool {
     let cuts = |pair: &[u8]| match pair {
         [b'\\', escape] => escape.is_ascii_alphanumeric() && !b"bBdDfnpPrsStuvwWx".contains(escape),
@@ -164,7 +164,7 @@ mod tests {
         json!({"$ref": "#/$defs/0", "$defs": links})
     }
 
-    /// Each level refers to the next one twice.
+    /// Each level refers to the next level twice.
     fn doubling(levels: usize) -> Value {
         let level = |number: usize| {
             let next = json!({"$ref": format!("#/$defs/{}", number + 1)});
@@ -201,7 +201,7 @@ mod tests {
         }
     }
 
-    /// `patternProperties` whose values are no objects, with as many patterns.
+    /// `patternProperties` with this many patterns, and values that are not objects.
     fn patterns(patterns: usize, of: &str) -> Value {
         let properties = (0..patterns).map(|number| (format!("{of}{number}"), json!(true)));
         json!({"patternProperties": properties.collect::<Map<_, _>>()})

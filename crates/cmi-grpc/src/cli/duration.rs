@@ -24,7 +24,7 @@ impl TryFrom<String> for WrittenDuration {
 /// Parses a time that is greater than zero and at most a week.
 ///
 /// # Errors
-/// What is wrong with the text, for its author.
+/// The mistake in the text, for its author.
 pub fn parse(text: &str) -> Result<Duration, String> {
     let wrong = || format!("`{text}` is not a duration such as `15s`, `1m30s` or `2h`");
     if !is_as_go_writes_it(text) {
@@ -38,14 +38,14 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
-/// Whether the text is in the format of Go's `time.ParseDuration`, which Kubernetes and its tools take:
+/// Whether the text is in the format of Go's `time.ParseDuration`, which Kubernetes and its tools accept:
 /// numbers, each with its unit, and nothing between.
 fn is_as_go_writes_it(text: &str) -> bool {
     let mut rest = text;
     while !rest.is_empty() {
         let unit = rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
         let is_number = unit.len() < rest.len();
-        // The longer one first.
+        // Longer units first.
         let after = ["ms", "us", "ns", "µs", "h", "m", "s"]
             .iter()
             .find_map(|name| unit.strip_prefix(name));

@@ -1,4 +1,4 @@
-//! The flags that say where and how a driver is served.
+//! The flags for serving a driver.
 
 use std::io;
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ struct TlsArgs {
 /// Why a driver was not served to the end.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Nothing says where to listen (CMI-181).
+    /// The endpoint is not set (CMI-181).
     #[error("the endpoint is missing: set --endpoint or CMI_ENDPOINT")]
     NoEndpoint,
     /// Some of the files of TLS are named, and these flags are missing.
@@ -58,13 +58,13 @@ pub enum StartError {
     /// The endpoint can't be listened on.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The signal handlers can't be installed, without which no signal would stop the program gracefully.
+    /// The signal handlers cannot be installed, so no signal would stop the program gracefully.
     #[error("cannot listen for signals")]
     Signals(#[source] io::Error),
-    /// The socket does not tell its address.
+    /// The socket's address cannot be read.
     #[error("cannot get the address of the plugin")]
     Address(#[source] io::Error),
-    /// Serving ended by itself.
+    /// Serving ended before a signal.
     #[error(transparent)]
     Serve(#[from] ServeError),
 }
@@ -81,10 +81,10 @@ impl StartError {
 
 impl ServerArgs {
     /// Serves the driver until SIGTERM or SIGINT; the log names the version and the endpoint. A second signal
-    /// ends the process there and then.
+    /// ends the process immediately.
     ///
     /// # Errors
-    /// [`StartError`]; what is configured wrongly is reported before anything is served (CMI-188).
+    /// [`StartError`]; configuration mistakes are reported before anything is served (CMI-188).
     pub async fn serve(self, driver: Arc<dyn Driver>, version: &str) -> Result<(), StartError> {
         let endpoint = self.endpoint.ok_or(StartError::NoEndpoint)?;
         let files = self.tls.files()?;
@@ -120,7 +120,7 @@ impl TlsArgs {
     }
 }
 
-/// Says where calls are taken, and warns where others may listen in.
+/// Logs the endpoint, and warns if others may read the traffic.
 fn announce(listener: &Listener, version: &str) -> Result<(), StartError> {
     let endpoint = listener.endpoint().map_err(StartError::Address)?;
     if let Endpoint::Tcp(authority) = &endpoint

@@ -1,4 +1,4 @@
-//! SIGTERM and SIGINT: the first signal begins a graceful stop, the second one ends the process at once.
+//! SIGTERM and SIGINT: the first signal begins a graceful stop, the second ends the process immediately.
 
 use std::future::Future;
 use std::io;
@@ -8,10 +8,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// The exit code after a second signal.
 const ABORTED: i32 = 130;
 
-/// A future that resolves at the first signal. A second one ends the process there and then.
+/// Returns a future that resolves at the first signal. A second signal ends the process immediately.
 ///
 /// # Errors
-/// When signals can't be listened for.
+/// The signal handlers cannot be installed.
 pub fn asked_to_stop() -> io::Result<impl Future<Output = ()>> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     Ok(async move {

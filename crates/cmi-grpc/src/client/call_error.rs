@@ -13,7 +13,7 @@ pub(super) enum CallError {
     Status(Status),
     /// The plugin's server answered in HTTP that it has no such service.
     NoRoute(Status),
-    /// The plugin's answer was lost on the way, or makes no sense.
+    /// The plugin's answer was lost, or makes no sense.
     NoAnswer(Status),
 }
 
@@ -28,10 +28,10 @@ impl From<CallError> for Status {
 /// Maps the end of a call to its answer.
 ///
 /// * A status from the plugin is the answer.
-/// * A call that broke is UNAVAILABLE: it may or may not have been done, and nothing is known of the VM. A
-///   call that an HTTP server does not know is UNAVAILABLE, too: the server may be a proxy that has lost the
-///   plugin.
-/// * An answer that can't be understood is INTERNAL.
+/// * A call that broke is UNAVAILABLE: it may or may not have been carried out, and the state of the VM is
+///   unknown. A call that an HTTP server does not know is UNAVAILABLE, too: the server may be a proxy that
+///   has lost the plugin.
+/// * An answer that cannot be parsed is INTERNAL.
 pub(super) fn answer<T>(
     operation: Operation,
     observer: &StatusObserver,

@@ -42,7 +42,7 @@ pub(super) trait Rpc: Request {
     fn invoke(self, call: &SessionCall) -> impl Future<Output = Result<Self::Response>> + Send;
 }
 
-/// Calls that are one exchange each.
+/// Implements calls that need a single exchange.
 macro_rules! one_exchange {
     ([$service:ident of $messages:ident] $(
         $driver:ident: $method:ident($request:ident $({ $($field:ident),+ })?)
@@ -99,9 +99,9 @@ cmi_driver::forward_calls! {
                 .await
         }
 
-        /// The probe also maintains the connection: it makes a missing one, renews it when necessary, and
-        /// gives it up when nothing comes back on it. A new connection that is slow leaves half of the time
-        /// to ask on the old one.
+        /// The probe also maintains the connection: it opens a missing connection, renews it when necessary,
+        /// and closes it when it is silent. A slow new connection leaves half of the time for a probe on the
+        /// old one.
         async fn probe(&self) -> Result<Readiness> {
             let given = self.deadlines.of(Operation::Probe);
             let deadline = Instant::now() + given;
@@ -126,8 +126,8 @@ cmi_driver::forward_calls! {
     }
 }
 
-/// Reads all pages of a list, with each machine once: it may move between two pages. A list that never ends
-/// is an error of the plugin: half a list would make VMs look gone.
+/// Reads all pages of a list, with each machine once: a machine may move between two pages. A list that never
+/// ends is an error of the plugin: half a list would make VMs look gone.
 async fn all_pages(call: &SessionCall, list: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
     let (mut machines, mut asked) = (Vec::new(), HashSet::new());
     let mut token = None;

@@ -1,4 +1,4 @@
-//! The channel to a plugin: holds the session, or the back-off while there is none.
+//! The channel to a plugin. Holds the session, or the back-off without a session.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use cmi_driver::{Code, ErrorChain, Result, Status};
 
 /// The wait after the first failure; it doubles.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
-/// The longest wait. No caller asks for a plugin that is down more often than its probe does, and a
-/// socket costs it nothing.
+/// The longest wait. No caller tries a plugin that is down more often than its probe does, and an attempt to
+/// connect is cheap for a plugin.
 const MAX_WAIT: Duration = Duration::from_secs(8);
 
-/// The channel to a plugin. The first call makes a missing connection; all others wait for it.
+/// The channel to a plugin. The first call opens a missing connection; all others wait for it.
 #[derive(Debug)]
 pub(super) struct Channel {
     target: Target,
@@ -63,7 +63,7 @@ enum OpenError {
     Handshake(String),
     #[error("no answer within {} s", .0.as_secs_f32())]
     TimedOut(Duration),
-    /// The attempt failed, and the bytes that came from the endpoint say why.
+    /// The attempt failed, and the first bytes from the endpoint show why.
     #[error("{0}")]
     Found(String),
 }
@@ -91,21 +91,20 @@ impl Channel {
         }
     }
 
-    /// Adds the observer to all connections that are made from now on.
+    /// Adds the observer to all later connections.
     pub(super) fn observe_metadata(&mut self, observer: Arc<dyn MetadataObserver>) {
         self.observing = Some(observer);
     }
 
-    /// Counts the plugins that this channel has connected to: a plugin that is back after an outage may be
-    /// another one.
+    /// Counts the plugins that this channel has connected to: after an outage, the plugin may be another.
     pub(super) fn connection_generation(&self) -> u64 {
         self.latest.read().connection_generation
     }
 
-    /// The session; makes the connection when there is none.
+    /// Returns the current session, or connects.
     ///
     /// # Errors
-    /// UNAVAILABLE, at once while it is too early to try again.
+    /// UNAVAILABLE, without a new attempt during the back-off.
     pub(super) async fn session(&self) -> Result<Arc<Session>> {
         if let Some(session) = self.living() {
             return Ok(session);
@@ -126,8 +125,8 @@ impl Channel {
         }
     }
 
-    /// Makes a new connection beside the old one when the TLS files have changed, or the plugin's handshake
-    /// is old. The old connection ends with its last call. When a new one can't be made within `time`, the
+    /// Opens a new connection beside the old one when the TLS files have changed, or the plugin's handshake
+    /// is old. The old connection ends with its last call. If no new connection is ready within `time`, the
     /// old one stays.
     pub(super) async fn renew(&self, longest: Duration, time: Duration) {
         if timeout(time, self.renew_in_time(longest)).await.is_err() {
@@ -165,8 +164,7 @@ impl Channel {
         }
     }
 
-    /// Stops using the connection of this session, on which nothing comes back. A session that has replaced
-    /// it stays.
+    /// Stops using the silent connection of this session. A session that has replaced it stays.
     pub(super) fn give_up(&self, silent: &Arc<Session>) {
         let mut latest = self.latest.write();
         latest.session.take_if(|used| Arc::ptr_eq(used, silent));
@@ -242,7 +240,7 @@ impl Channel {
 }
 
 impl ConnectBackoff {
-    /// Why no attempt may be made now; `None` when one may.
+    /// Returns why no attempt may be made now; `None` if an attempt may be made.
     fn why_not_yet(&self) -> Option<&str> {
         let (not_before, why) = self.last.as_ref()?;
         (Instant::now() < *not_before).then_some(why)
@@ -255,14 +253,14 @@ impl ConnectBackoff {
     }
 }
 
-/// The wait after so many failures and one more, less up to half by `jitter` (0 ≤ jitter < 1): providers that
-/// share a plugin do not come back together.
+/// Returns the wait after one more failure than `failures`. `jitter` (0 to 1, exclusive) reduces it by up to
+/// half, so that providers that share a plugin do not reconnect at the same moment.
 fn wait(failures: u32, jitter: f64) -> Duration {
     let full = FIRST_WAIT.saturating_mul(1 << failures.min(16)).min(MAX_WAIT);
     full.mul_f64(1.0 - 0.5 * jitter)
 }
 
-/// A random number from 0 to 1. It only has to be spread out.
+/// Returns a random number from 0 to 1, good enough for jitter.
 fn random() -> f64 {
     let bits = RandomState::new().build_hasher().finish() & 0xffff;
     f64::from(u16::try_from(bits).unwrap_or_default()) / 65536.0

@@ -1,4 +1,4 @@
-//! Which plugin to call and how it is reached, as the drivers file has it.
+//! The configuration of a plugin in the drivers file: its address, TLS and timeouts.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,49 +10,49 @@ use serde::Deserialize;
 use super::target::{Target, TlsFiles};
 use crate::endpoint::{Authority, Endpoint, ParseEndpointError};
 
-/// The variable by which the CMI specification names the endpoint of a plugin (CMI-156, CMI-181).
+/// The environment variable for a plugin's endpoint, from the CMI specification (CMI-156, CMI-181).
 pub const ENDPOINT_VARIABLE: &str = "CMI_ENDPOINT";
 
 /// The `grpc:` key of a driver.
 #[derive(Clone, Debug, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct GrpcConfig {
-    /// Where the plugin listens: `unix:///path`, `tcp://host:port` or `tls://host:port`. Without it, what the
-    /// environment variable `CMI_ENDPOINT` says.
+    /// The plugin's address: `unix:///path`, `tcp://host:port` or `tls://host:port`. Defaults to the value of
+    /// the environment variable `CMI_ENDPOINT`.
     #[garde(skip)]
     pub endpoint: Option<String>,
     /// How this client authenticates a plugin over `tls://`, and itself to the plugin.
     #[garde(dive)]
     pub tls: Option<TlsConfig>,
-    /// Take `tcp://` to another host, though every hop on the way can read the secrets.
+    /// Allows `tcp://` to another host, although every hop in between can read the secrets.
     #[garde(skip)]
     pub insecure: bool,
-    /// From the first packet until the plugin has said what it is; 1–8, since a probe waits for it.
+    /// From the first packet until the plugin has described itself; 1–8, since a probe waits for it.
     #[garde(range(min = 1, max = 8))]
     pub connect_timeout_seconds: u32,
-    /// Silence during a call after which the plugin is asked for a sign of life; 10–3600. Servers close
-    /// connections on which they are asked too often.
+    /// Silence during a call until the client pings the plugin; 10–3600. Servers close connections with too
+    /// frequent pings.
     #[garde(range(min = 10, max = 3600))]
     pub keepalive_seconds: u32,
-    /// How long that sign may take before the connection is given up; 1–300.
+    /// How long the answer to a ping may take before the connection is closed; 1–300.
     #[garde(range(min = 1, max = 300))]
     pub keepalive_timeout_seconds: u32,
 }
 
-/// The files of a TLS connection, PEM. They are read for every connection anew.
+/// The files of a TLS connection, PEM. They are read again for every connection.
 #[derive(Clone, Debug, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TlsConfig {
     /// Certificates of the authorities that may vouch for the plugin.
     #[garde(skip)]
     pub ca_file: PathBuf,
-    /// Our certificate and what leads to its authority.
+    /// The client's certificate and its chain.
     #[garde(skip)]
     pub cert_file: Option<PathBuf>,
     /// The key of our certificate.
     #[garde(skip)]
     pub key_file: Option<PathBuf>,
-    /// The name that the plugin's certificate has to have, when it is not the host of the endpoint.
+    /// The expected name in the plugin's certificate, if it differs from the endpoint's host.
     #[garde(skip)]
     pub server_name: Option<String>,
 }
@@ -66,9 +66,9 @@ pub enum ConfigError {
     /// The endpoint can't be read.
     #[error("{key}: {source}")]
     Endpoint {
-        /// Where it stands.
+        /// The setting.
         key: &'static str,
-        /// What is wrong with it.
+        /// The mistake.
         #[source]
         source: ParseEndpointError,
     },
@@ -78,7 +78,7 @@ pub enum ConfigError {
         /// The endpoint.
         endpoint: Endpoint,
     },
-    /// Secrets would go over a network as they are.
+    /// Secrets would cross a network in plain text.
     #[error(
         "grpc.insecure: {endpoint} is on another host, and tcp:// sends secrets unencrypted: use tls://, or \
             set `insecure: true` if the network is trusted"
@@ -101,7 +101,7 @@ pub enum ConfigError {
         /// The endpoint.
         endpoint: Endpoint,
     },
-    /// A certificate without its key, or the other way round.
+    /// A certificate without its key, or a key without its certificate.
     #[error("grpc.tls.{missing} is missing: certFile and keyFile are both required")]
     HalfAnIdentity {
         /// The key that is not there.
@@ -110,7 +110,7 @@ pub enum ConfigError {
     /// The name can't be in a certificate.
     #[error("{key}: `{name}` is not a host name or address")]
     ServerName {
-        /// Where it stands.
+        /// The setting.
         key: &'static str,
         /// The name.
         name: String,
@@ -256,7 +256,7 @@ mod tests {
         assert!(target("{endpoint: 'tcp://10.0.0.1:6443', insecure: true}", None).is_ok());
     }
 
-    /// A new connection that takes as long as a probe would leave no time to ask on the old one.
+    /// A new connection that takes as long as a probe would leave no time for a probe on the old one.
     #[test]
     fn a_connection_may_take_less_time_than_a_probe() {
         let seconds = |seconds: u32| GrpcConfig {

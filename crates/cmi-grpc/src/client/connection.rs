@@ -17,14 +17,14 @@ use super::target::Stream;
 use super::too_late;
 use cmi_driver::{ErrorChain, Operation};
 
-/// The most bytes of the headers of an answer: trailing metadata holds up to 4 KiB of state and 6 KiB of
-/// response, in base64, and a message is not cut before secrets are removed from it.
+/// The most bytes of the headers of an answer. Trailing metadata holds up to 4 KiB of state and 6 KiB of
+/// response, in base64. Secrets are removed from a message before it is cut, so the full message must fit.
 const MAX_HEADER_BYTES: u32 = 64 * 1024;
 /// A list of many machines comes in large pieces.
 const STREAM_WINDOW: u32 = 1024 * 1024;
 /// A plugin gets the client's deadline, too, and some gRPC libraries reset the stream when it passes. Their
-/// clock may be ahead by this much: a call that breaks within this time before its deadline was too late, and
-/// says nothing about the connection.
+/// clock may be ahead by this much. A call that breaks within this time before its deadline was too late, and
+/// does not mean that the connection is broken.
 const RESET_EARLY: Duration = Duration::from_millis(100);
 
 /// A connection to a plugin. It ends with its last call after the last handle is gone.

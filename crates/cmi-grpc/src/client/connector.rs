@@ -33,7 +33,7 @@ pub enum ConnectError {
     /// It speaks another protocol.
     #[error("HTTP/2 error")]
     Http2(#[source] hyper::Error),
-    /// It does not answer what was asked.
+    /// The call failed.
     #[error("{0}")]
     Call(Status),
     /// It takes longer than a connection may: to connect, to agree on TLS, or to answer.
@@ -48,7 +48,7 @@ impl From<DialError> for ConnectError {
 }
 
 impl GrpcConfig {
-    /// Returns a connector. Its connections do not check what the plugin answers.
+    /// Returns a connector. Its connections do not check the plugin's answers.
     ///
     /// # Errors
     /// [`ConfigError`] when the configuration leads to no plugin.
@@ -69,7 +69,7 @@ impl Connector {
         }
     }
 
-    /// A new connection, and what requests on it are for.
+    /// Opens a connection. Also returns the URI for its requests.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -77,9 +77,9 @@ impl Connector {
         Ok(self.in_time(self.open()).await?.into_parts())
     }
 
-    /// The calls of the extension that the plugin declares, by the names of `capcmi.v1`; nothing when it does
-    /// not serve the extension. GetMachine and ListMachinesPaged are among them, which the driver of the
-    /// provider makes in the place of other calls.
+    /// Returns the calls of the extension that the plugin declares, by the names of `capcmi.v1`; `None` if it
+    /// does not serve the extension. Includes GetMachine and ListMachinesPaged, which replace other calls in
+    /// the provider's driver.
     ///
     /// # Errors
     /// [`ConnectError`].

@@ -1,9 +1,9 @@
-//! One observed call on a connection: the way in which it ended decides what its status means.
+//! One observed call on a connection: the way it ended decides the meaning of its status.
 //!
-//! tonic makes up a status of its own for everything that goes wrong on the way: CANCELLED for a stream that
-//! was reset, UNIMPLEMENTED for a page of HTML, OUT_OF_RANGE for a message that is too long, and OK for a
-//! stream that ended without any. Taken for the plugin's answer, these would end machines. So the exchange
-//! records the plugin's status as it passes by.
+//! tonic makes up a status for every transport failure: CANCELLED for a stream that was reset, UNIMPLEMENTED
+//! for a page of HTML, OUT_OF_RANGE for a message that is too long. A stream that ended without a status
+//! becomes OK. Mistaken for the plugin's answer, these would end machines. So the exchange records the
+//! plugin's own status.
 
 use std::error::Error as _;
 use std::pin::Pin;
@@ -34,8 +34,8 @@ pub(super) enum CallEnd {
     Ok,
     /// The plugin answered with an error.
     Status,
-    /// An HTTP server has nothing at the path of the call. One of gRPC says UNIMPLEMENTED of a service that
-    /// it does not have; where gRPC shares a server with other things, the server says 404.
+    /// The server has nothing at the path of the call. A gRPC server answers UNIMPLEMENTED for an unknown
+    /// service; a server that mixes gRPC with other content answers 404.
     NoRoute,
     /// The connection or the stream broke, or something else than a gRPC server answered.
     Broken,
@@ -54,7 +54,7 @@ pub(super) struct StatusObserver {
     observing: Observing,
 }
 
-/// What broke a call.
+/// The error that broke a call.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TransportError {
     #[error("the connection to the plugin was lost")]
@@ -148,7 +148,7 @@ impl StatusObserver {
 }
 
 impl Exchange {
-    /// A call on this connection, with the observer that will know how it ended.
+    /// Returns a call on this connection. The observer records how the call ended.
     pub(super) fn on(sender: SendRequest<Body>, origin: Uri, observer: StatusObserver) -> Self {
         Self {
             sender,

@@ -1,4 +1,4 @@
-//! Finds out from the first bytes that came from an endpoint what is there in place of a plugin.
+//! Detects, from the first bytes of an endpoint, a server that is not a plugin.
 
 use std::io;
 use std::pin::Pin;
@@ -11,12 +11,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// How many bytes are kept: the first line of HTTP/1, or the head of a frame or of a record.
 const KEPT: usize = 48;
-/// The head of a frame of HTTP/2, and what says there that it is the SETTINGS with which a server begins.
+/// The head of an HTTP/2 frame, and the type of the SETTINGS frame that a server sends first.
 const FRAME_HEAD: usize = 9;
 const SETTINGS: u8 = 4;
 
-/// The first bytes that came over a connection, as they were on the network, and what TLS hides of them.
-/// Clones are the same.
+/// The first bytes from a connection, as they were on the network, and the facts that TLS hides. Clones share
+/// the state.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FirstBytes(Arc<Received>);
 
@@ -27,8 +27,8 @@ struct Received {
 }
 
 impl FirstBytes {
-    /// What was found, and what to check; `None` where the bytes are those of the expected protocol, or where
-    /// there are none.
+    /// Returns a description of the server and the advice for the operator. `None` without any bytes, or if
+    /// they fit the expected protocol.
     pub(super) fn found(&self, expects_tls: bool) -> Option<String> {
         let bytes = self.0.bytes.lock().clone();
         let bytes = bytes.as_slice();
@@ -63,13 +63,13 @@ impl FirstBytes {
         self.0.bytes.lock().is_empty()
     }
 
-    /// Records that the server asks for a client certificate, and there is none to show.
+    /// Records that the server requests a client certificate, and none is configured.
     pub(super) fn miss_certificate(&self) {
         self.0.missed_certificate.store(true, Ordering::Release);
     }
 
-    /// Whether the server asked for a certificate that was not shown. The server may do without one, so that
-    /// this is a reason only where the server ended the connection.
+    /// Whether the server requested a certificate that the client lacks. The server may do without, so this
+    /// is the reason only if the server ended the connection.
     pub(super) fn misses_certificate(&self) -> bool {
         self.0.missed_certificate.load(Ordering::Acquire)
     }
@@ -82,7 +82,7 @@ impl FirstBytes {
     }
 }
 
-/// The first line of an answer of HTTP/1, as far as it can be shown.
+/// Returns the first line of an HTTP/1 answer, as far as it is printable.
 fn http1(bytes: &[u8]) -> Option<String> {
     bytes.starts_with(b"HTTP/1.").then(|| {
         let line = bytes.split(|byte| *byte == b'\r' || *byte == b'\n').next();
@@ -105,7 +105,7 @@ fn is_http2(bytes: &[u8]) -> bool {
         .is_some_and(|head| head[0] == 0 && head[3] == SETTINGS && head[5..] == [0; 4])
 }
 
-/// A connection whose first bytes are kept.
+/// A connection that keeps its first bytes.
 #[derive(Debug)]
 pub(super) struct Watched<IO> {
     io: IO,
@@ -207,7 +207,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that answers at once and closes with what was sent unread: its kernel resets the connection.
+    /// The server answers early and closes with unread bytes: its kernel resets the connection.
     #[tokio::test]
     async fn an_answer_before_a_reset_is_kept() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -22,7 +22,7 @@ pub(super) struct Handshake {
     pub extension: Extension,
 }
 
-/// Calls of the extension that are made instead of those of cmi.v1.
+/// Calls of the extension that replace calls of cmi.v1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Extension {
     /// GetMachine for GetMachineStatus.
@@ -38,11 +38,11 @@ pub(super) enum PluginHealth {
     Ready,
     /// The plugin has not finished starting: its answers about machines may be wrong.
     NotYet,
-    /// The plugin answered, with whatever code, that it can't serve, and why.
+    /// The plugin answered with an error that it cannot serve, and why.
     Unhealthy(String),
 }
 
-/// Makes a call of the handshake that asks for capabilities.
+/// Makes a call of the handshake that reads capabilities.
 macro_rules! capabilities {
     ($connection:ident, $deadline:ident, $service:ident.$method:ident($request:expr)) => {
         rpc!(
@@ -57,10 +57,10 @@ macro_rules! capabilities {
 }
 
 impl Handshake {
-    /// Makes the calls in the order of the CMI specification (CMI-169), and that of the extension last. Every
+    /// Makes the calls in the order of the CMI specification (CMI-169), and the extension's call last. Every
     /// plugin answers with its name and its capabilities (CMI-50, CMI-58): a server that does not know these
-    /// calls is no plugin. A plugin may lack Probe or the extension, and a plugin that is not healthy answers
-    /// the handshake, too.
+    /// calls is not a plugin. A plugin may lack Probe or the extension. An unhealthy plugin answers the
+    /// handshake, too.
     pub(super) async fn receive(
         connection: &Connection,
         deadline: Instant,
@@ -107,8 +107,8 @@ impl Extension {
 }
 
 impl PluginHealth {
-    /// Interprets the answer to a probe; `None` when there was none. Without `ready`, and without Probe, a
-    /// plugin is ready (CMI-71); a plugin that is not healthy answers any other error (CMI-68, CMI-72).
+    /// Interprets the answer to a probe; `None` if there was no answer. Without `ready`, and without Probe, a
+    /// plugin is ready (CMI-71). An unhealthy plugin answers any other error (CMI-68, CMI-72).
     pub(super) fn from_probe(answer: &Result<Readiness, CallError>) -> Option<Self> {
         match answer {
             Ok(Readiness::Ready) => Some(Self::Ready),
@@ -120,7 +120,7 @@ impl PluginHealth {
     }
 }
 
-/// Asks for the plugin's name and version.
+/// Reads the plugin's name and version.
 pub(super) async fn info(connection: &Connection, deadline: Instant) -> Result<PluginInfo, CallError> {
     let request = cmi::GetPluginInfoRequest {};
     let answer = rpc!(
@@ -141,7 +141,7 @@ pub(super) async fn info(connection: &Connection, deadline: Instant) -> Result<P
         }))
 }
 
-/// Asks which calls of the extension the plugin declares; `None` when it does not serve the extension.
+/// Reads the calls of the extension that the plugin declares; `None` if it does not serve the extension.
 pub(super) async fn extension(
     connection: &Connection,
     deadline: Instant,
@@ -155,7 +155,7 @@ pub(super) async fn extension(
     if_served(answer)
 }
 
-/// A plugin whose name and version can't be used.
+/// A plugin without a usable name and version.
 fn unnamed() -> PluginInfo {
     PluginInfo {
         name: "unknown".to_owned(),
@@ -180,7 +180,8 @@ pub(super) fn is_unimplemented<T>(answer: &Result<T, CallError>) -> bool {
     matches!(answer, Err(CallError::Status(status)) if status.code() == Code::Unimplemented)
 }
 
-/// The error for a failed call that every plugin has to answer. UNIMPLEMENTED means that there is no plugin.
+/// Returns the error for a failed call that every plugin has to answer. UNIMPLEMENTED means that the server
+/// is not a plugin.
 pub(super) fn no_plugin(failure: CallError) -> Status {
     match failure {
         CallError::Status(status) if status.code() == Code::Unimplemented => Status::new(
@@ -196,8 +197,8 @@ pub(super) fn no_plugin(failure: CallError) -> Status {
     }
 }
 
-/// Returns `None` where the plugin's server does not know the service. This holds for the extension only: a
-/// server without Identity is no plugin, but a proxy that has lost it.
+/// Returns `None` if the plugin's server does not know the service. Use this for the extension only: a server
+/// without Identity is not a plugin, except for a proxy that has lost it.
 fn if_served<T>(answer: Result<T, CallError>) -> Result<Option<T>, CallError> {
     match answer {
         Err(CallError::NoRoute(_)) => Ok(None),

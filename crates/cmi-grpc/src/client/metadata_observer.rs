@@ -1,4 +1,4 @@
-//! What answers hold beside their messages.
+//! Observes the metadata of answers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use cmi_driver::Operation;
 use http::HeaderMap;
 
-/// Sees the headers and trailers of each answer to a call of a machine as they came, also those of which
-/// the client makes nothing.
+/// Sees the unmodified headers and trailers of each answer to a call of a machine, including those that the
+/// client ignores.
 pub trait MetadataObserver: fmt::Debug + Send + Sync {
     /// The headers or the trailers of an answer to this call.
     fn observe(&self, operation: Operation, metadata: &HeaderMap);

@@ -23,7 +23,7 @@ pub(super) struct Session {
     /// The fingerprint of the TLS files.
     pub fingerprint: Option<Fingerprint>,
     health: RwLock<PluginHealth>,
-    /// The plugin is not at the other end any more.
+    /// The plugin is no longer at the other end.
     is_lost: AtomicBool,
 }
 
@@ -45,7 +45,7 @@ impl Session {
         }
     }
 
-    /// Shares the handshake and the generation of a session in which the plugin has said the same.
+    /// Shares the handshake and the generation of an earlier session with the same declarations.
     pub(super) fn inherit(&mut self, old: &Self) {
         self.handshake = old.handshake.clone();
         self.connection_generation = old.connection_generation;
@@ -64,12 +64,12 @@ impl Session {
         self.connection.is_closed() || self.is_lost.load(Ordering::Acquire)
     }
 
-    /// Confirms that an answer is the plugin's own. A proxy that has lost its plugin says UNIMPLEMENTED, too,
-    /// which would make a driver do without calls that it has: the answer counts only while the plugin still
-    /// answers with its name, which it has to (CMI-50).
+    /// Confirms that an answer comes from the plugin itself. A proxy that has lost its plugin answers
+    /// UNIMPLEMENTED, too, and the driver would stop using calls that the plugin has. So the answer counts
+    /// only while the plugin still answers with its name, as every plugin must (CMI-50).
     ///
     /// # Errors
-    /// The error of the call; UNAVAILABLE where the plugin is lost, and then the session is over.
+    /// The error of the call; UNAVAILABLE if the plugin is lost, and then the session is over.
     pub(super) async fn confirmed<T>(&self, deadline: Instant, answer: Result<T>) -> Result<T> {
         match answer {
             Err(status) if status.code() == Code::Unimplemented => {
@@ -93,8 +93,7 @@ impl Session {
 
     /// Checks that the call may be made: the plugin declared it, and is able to serve.
     ///
-    /// The answers of a plugin that can't serve are not to be believed: a NOT_FOUND would lead to a second
-    /// VM.
+    /// The answers of an unhealthy plugin cannot be trusted: a wrong NOT_FOUND would lead to a second VM.
     pub(super) fn check_callable(&self, operation: Operation) -> Result<()> {
         self.handshake.capabilities.check_supported(operation)?;
         match &*self.health.read() {

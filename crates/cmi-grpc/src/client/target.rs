@@ -35,7 +35,7 @@ pub(super) enum Target {
     Memory(MemoryAddress),
 }
 
-/// Files that a TLS connection is made from.
+/// The files of a TLS connection.
 #[derive(Clone, Debug)]
 pub(super) struct TlsFiles {
     pub authorities: PathBuf,
@@ -48,7 +48,7 @@ pub(super) struct TlsFiles {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fingerprint([u8; 32]);
 
-/// A connection, and the fingerprint of the files that it was made from.
+/// A connection, and the fingerprint of its TLS files.
 pub(super) struct Dialled {
     pub stream: Box<dyn Stream>,
     pub fingerprint: Option<Fingerprint>,
@@ -99,7 +99,7 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// Connects; `first` receives the first bytes that come over the network.
+    /// Connects. `first` receives the first bytes from the network.
     pub(super) async fn dial(&self, first: &FirstBytes) -> Result<Dialled, DialError> {
         let plain = |stream| Dialled {
             stream,
@@ -146,7 +146,7 @@ impl Target {
         origin.unwrap_or_else(|| Uri::from_static("http://localhost"))
     }
 
-    /// The fingerprint of the TLS files as they are now; `None` where there are none.
+    /// The current fingerprint of the TLS files; `None` without TLS files.
     pub(super) async fn fingerprint(&self) -> Result<Option<Fingerprint>, DialError> {
         match self {
             Self::Unix(_) | Self::Tcp(_) | Self::Memory(_) => Ok(None),
@@ -181,7 +181,7 @@ impl Contents {
     }
 }
 
-/// Shows no certificate, and records when the server asks for one: the server's later error says less.
+/// Shows no certificate, and records when the server requests one: the server's later error is less precise.
 #[derive(Debug)]
 struct NoCertificate(FirstBytes);
 
@@ -197,7 +197,7 @@ impl ResolvesClientCert for NoCertificate {
 }
 
 impl DialError {
-    /// Whether the server said in TLS why it goes no further.
+    /// Whether the server refused the connection with a TLS alert.
     pub(super) fn is_refusal(&self) -> bool {
         let Self::Handshake(error) = self else {
             return false;
@@ -218,7 +218,7 @@ impl TlsFiles {
             .connect(self.server_name.clone(), Watched::new(stream, first))
             .await
             .map_err(DialError::Handshake)?;
-        // A server without ALPN may still speak it; one that chose something else does not.
+        // A server without ALPN may still speak HTTP/2; a server that chose another protocol does not.
         match stream.get_ref().1.alpn_protocol() {
             None | Some(HTTP2) => Ok(Dialled {
                 stream: Box::new(stream),

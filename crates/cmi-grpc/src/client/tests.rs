@@ -1,4 +1,4 @@
-//! The driver against a plugin that says, on a real socket, byte for byte what a test wants.
+//! Tests the driver against a scripted plugin: a test chooses every byte on a real socket.
 
 mod codes;
 mod faults;
@@ -75,7 +75,7 @@ fn list() -> ListMachinesRequest {
     }
 }
 
-/// Tries until it works.
+/// Repeats the attempt until it succeeds.
 async fn eventually<T>(mut attempt: impl AsyncFnMut() -> Result<T>) -> T {
     let deadline = Instant::now() + LONG;
     loop {

@@ -39,12 +39,12 @@ const EXTENSION_CALLS: &[(Operation, ExtensionCall)] = extension_rpcs!(declarati
     (Operation::ListMachines, ExtensionCall::ListMachinesPaged),
 ]);
 
-/// The answers of a plugin's services to what they offer.
+/// The capabilities that a plugin's services report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Declaration {
     /// The answer of cmi.v1.
     pub plugin: GetPluginCapabilitiesResponse,
-    /// The answer of capcmi.v1; none when the plugin does not serve it.
+    /// The answer of capcmi.v1; `None` if the plugin does not serve it.
     pub extension: Option<GetExtensionCapabilitiesResponse>,
 }
 

@@ -9,14 +9,13 @@ use cmi_driver::{
     Code, LastKnownState, MachineClass, Operation, ProviderId, ProviderIdError, SecretValue, Secrets, Status,
 };
 
-/// The most bytes of a string whose field says nothing else (CMI-14).
+/// The default limit on the bytes of a string (CMI-14).
 pub(super) const TEXT: usize = 128;
-/// The most bytes of a `map<string, string>` whose field says nothing else, keys and
-/// values together (CMI-14).
+/// The default limit on the bytes of a `map<string, string>`, keys and values together (CMI-14).
 pub(super) const MAP: usize = 4 * 1024;
-/// The most bytes of a machine's or node's name: what Kubernetes takes.
+/// The most bytes of a machine's or node's name in Kubernetes.
 pub(super) const NAME: usize = 253;
-/// The most bytes of a failure domain or an address: what Cluster API takes.
+/// The most bytes of a failure domain or an address in Cluster API.
 pub(super) const PLACE: usize = 256;
 /// The most bytes of a JSON object: no object of Kubernetes is larger.
 pub(super) const OBJECT: usize = 1024 * 1024;
@@ -35,7 +34,7 @@ pub struct FieldError {
     problem: FieldProblem,
 }
 
-/// What is wrong with a field.
+/// The mistake in a field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FieldProblem {
     /// A REQUIRED field has its zero value.
@@ -52,7 +51,7 @@ pub enum FieldProblem {
     /// It is no JSON, or another kind of JSON.
     #[error("is not a JSON {expected}, at line {line}, column {column}")]
     NotJson {
-        /// What it has to be.
+        /// The expected kind.
         expected: &'static str,
         /// Where that is seen, from 1.
         line: usize,
@@ -70,7 +69,7 @@ impl FieldError {
         self.field
     }
 
-    /// What is wrong with it.
+    /// Returns the mistake in the field.
     pub fn problem(&self) -> &FieldProblem {
         &self.problem
     }
@@ -89,7 +88,7 @@ impl FieldError {
     }
 }
 
-/// Reads one field, whose name goes into the error.
+/// Reads one field. The error contains its name.
 #[derive(Clone, Copy)]
 pub(super) struct Field(pub &'static str);
 
@@ -210,7 +209,7 @@ pub(super) fn timestamp_message(at: Timestamp) -> prost_types::Timestamp {
     }
 }
 
-/// The two fields that make a class.
+/// The two fields of a class.
 pub(super) fn class_fields(class: MachineClass) -> (Vec<u8>, HashMap<String, Vec<u8>>) {
     let secrets = class.secrets.iter();
     let secrets = secrets.map(|(key, value)| (key.to_owned(), value.expose().to_vec()));

@@ -88,7 +88,7 @@ impl From<Vec<ListedMachine>> for v1::ListMachinesResponse {
 impl TryFrom<v1::ListMachinesResponse> for Vec<ListedMachine> {
     type Error = FieldError;
 
-    /// Sorted by provider id. Empty when there is none (CMI-141).
+    /// Sorted by provider id. Empty without a list (CMI-141).
     fn try_from(response: v1::ListMachinesResponse) -> Result<Self, FieldError> {
         let field = Field("MachineList");
         let mut machines = response

@@ -102,7 +102,8 @@ impl TryFrom<v1::Machine> for Machine {
     }
 }
 
-/// Both ways between an enum of the driver and one of `proto/`, whose zero value is none of them.
+/// Implements both conversions between an enum of the driver and an enum of `proto/`. The zero value in
+/// `proto/` has no counterpart.
 macro_rules! enumeration {
     ($write:ident, $read:ident: $driver:ident = $message:ident { $($value:ident = $other:ident),+ }) => {
         fn $write(value: $driver) -> $message {

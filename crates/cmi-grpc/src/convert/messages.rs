@@ -1,4 +1,4 @@
-//! Messages about a machine or a class, of both services, that are made of the same few parts.
+//! Messages about a machine or a class, for both services. They share the same few parts.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::redacted::{Bytes, Keys};
 use crate::{extension_rpcs, machine_rpcs};
 use cmi_driver::{MachineClass, MachineRef, ProviderId, ProviderSpec};
 
-/// The names of the fields in `proto/`: each service writes them in its own way.
+/// The names of the fields in `proto/`, which differ between the services.
 struct Names {
     machine_name: Field,
     provider_spec: Field,
@@ -33,7 +33,7 @@ const CAPCMI: Names = Names {
     last_known_state: Field("last_known_state"),
 };
 
-/// The id of a VM, which some requests may leave out.
+/// The id of a VM, which is optional in some requests.
 trait Id: Sized {
     fn read(field: Field, text: &str) -> Result<Self, FieldError>;
     fn write(self) -> String;
@@ -59,8 +59,8 @@ impl Id for Option<ProviderId> {
     }
 }
 
-/// A field of a driver's type: how it is written into a message, how it is read from one, and what the
-/// message shows of it (CMI-13, CMI-47).
+/// A field of a driver's type: how to write it into a message, how to read it from a message, and how to show
+/// it in the message's `Debug` (CMI-13, CMI-47).
 macro_rules! part {
     (write machine: $value:expr => $message:ident) => {
         $message.machine_name = $value.name;

@@ -20,20 +20,20 @@ pub struct PageToken(pub String);
 /// One page of a list.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PageRequest {
-    /// What is listed.
+    /// The request for the whole list.
     pub list: ListMachinesRequest,
-    /// The most machines; the server chooses when there is none.
+    /// The most machines; `None` lets the server choose.
     pub size: Option<NonZeroU32>,
-    /// The token from the previous page; none for the first.
+    /// The token from the previous page; `None` for the first.
     pub token: Option<PageToken>,
 }
 
-/// What is on a page.
+/// The machines of a page, and the token of the next page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MachinePage {
     /// Machines.
     pub machines: Vec<ListedMachine>,
-    /// The token for the next page; none when this is the last.
+    /// The token for the next page; `None` on the last.
     pub next: Option<PageToken>,
 }
 
@@ -150,10 +150,10 @@ const MAX_PAGE: u32 = 1000;
 const TOKEN_PREFIX: &str = "after:";
 
 impl PageRequest {
-    /// Where the page begins.
+    /// Returns the start of the page.
     ///
     /// # Errors
-    /// When [`PagePlace::cut`] did not make the token.
+    /// The token does not come from [`PagePlace::cut`].
     pub fn place(&self) -> Result<PagePlace, FieldError> {
         let foreign = || Field("page_token").wrong(FieldProblem::Malformed("is not a token of this plugin"));
         let after = self.token.as_ref().map(|PageToken(token)| {
@@ -169,7 +169,8 @@ impl PageRequest {
 }
 
 impl PagePlace {
-    /// Cuts the page out of all machines. A machine that comes or goes between two pages moves no other.
+    /// Cuts the page out of all machines. A machine that appears or disappears between two pages moves no
+    /// other.
     pub fn cut(self, mut machines: Vec<ListedMachine>) -> MachinePage {
         machines.retain(|machine| {
             self.after

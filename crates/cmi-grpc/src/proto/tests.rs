@@ -5,7 +5,7 @@ use prost::Message;
 
 use super::DESCRIPTORS;
 
-/// A `FileDescriptorSet`, as far as it is about the wire. That of prost-types drops the option for secrets.
+/// The wire-related part of a `FileDescriptorSet`. The type in prost-types drops the option for secrets.
 #[derive(Message)]
 struct Files {
     #[prost(message, repeated, tag = "1")]
@@ -159,7 +159,7 @@ impl Type {
 }
 
 impl Field {
-    /// Type, name and number, as in a file; `beside` are the messages in the one that this is a field of.
+    /// Type, name and number, as in a file. `beside` are the messages nested in the field's message.
     fn shown(&self, beside: &[Type]) -> String {
         let name = self.type_name.rsplit('.').next();
         let mut entries = beside.iter().filter(|each| each.is_map_entry());
@@ -321,9 +321,9 @@ fn the_extension_keeps_its_names_and_numbers() {
     );
 }
 
-/// protoc-gen-go takes no import path without a dot or a slash, and Go ends a program in which two files
-/// extend the same message by the same number: those of CSI have 1059 and 1060. From 50000 to 99999, the
-/// numbers are free for other uses.
+/// protoc-gen-go rejects an import path without a dot or a slash. Go ends a program if two of its files
+/// extend the same message with the same number: the files of CSI use 1059 and 1060. The numbers from 50000
+/// to 99999 are free for private use.
 #[test]
 fn the_files_can_be_used_in_go_also_beside_those_of_csi() {
     let all = Files::decode(DESCRIPTORS).unwrap();

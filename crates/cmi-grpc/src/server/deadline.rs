@@ -1,7 +1,7 @@
 //! Deadlines of calls: `grpc-timeout` drops the call, and the answer is DEADLINE_EXCEEDED.
 //!
-//! tonic keeps deadlines too, but answers CANCELLED. This layer sits inside of tonic's: its clock starts
-//! first, and when both have run down it is asked first, so that tonic's never answers.
+//! tonic enforces deadlines too, but answers CANCELLED. This layer sits inside tonic's. Its clock starts
+//! first, and it is polled first when both have expired, so tonic's never answers.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tower::{Layer, Service};
 
-/// Keeps the deadlines of calls.
+/// Enforces the deadlines of calls.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DeadlineLayer;
 
@@ -58,7 +58,7 @@ where
     }
 }
 
-/// The client's deadline: at most eight digits and a unit. A malformed one counts as none.
+/// The client's deadline: at most eight digits and a unit. A malformed deadline is ignored.
 fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;

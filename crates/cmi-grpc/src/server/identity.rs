@@ -41,7 +41,7 @@ impl Identity for Plugin {
 }
 
 impl Plugin {
-    /// What the driver declares, for both services that answer a part of it.
+    /// Returns the driver's declaration. Each of the two identity services answers a part of it.
     pub(super) async fn declaration(&self) -> Result<Declaration, Status> {
         let declared = self
             .dispatch(Operation::GetPluginCapabilities, |driver| async move {

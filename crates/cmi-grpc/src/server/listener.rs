@@ -18,11 +18,11 @@ use super::tls::{ServerTls, TlsError};
 use crate::connections::{Admitted, Connections, Peer, RequestRecorder, Ticket};
 use crate::endpoint::{Authority, Endpoint};
 
-/// Connections at the same time.
+/// The limit on concurrent connections.
 const MAX_CONNECTIONS: usize = 256;
 /// How long a TLS handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How many bytes every client of HTTP/2 says at once, and how long that may take.
+/// The length of the HTTP/2 client preface, and how long a client may take to send it.
 const PREFACE: (usize, Duration) = (24, Duration::from_secs(5));
 
 /// A socket that is listened on.
@@ -53,13 +53,13 @@ pub enum ListenError {
     /// The certificates can't be used.
     #[error("cannot use the certificates for {endpoint}")]
     Certificates {
-        /// What they are for.
+        /// The endpoint that needs them.
         endpoint: Endpoint,
         /// Why.
         #[source]
         source: TlsError,
     },
-    /// Another plugin is there already.
+    /// Another plugin is already listening.
     #[error("another process listens on {}: stop it, or use another endpoint", .0.display())]
     Taken(PathBuf),
     /// Something else has the path.
@@ -68,7 +68,7 @@ pub enum ListenError {
     /// The operating system refused.
     #[error("cannot listen on {endpoint}")]
     Bind {
-        /// On what.
+        /// The endpoint.
         endpoint: Endpoint,
         /// Why.
         #[source]
@@ -77,8 +77,8 @@ pub enum ListenError {
 }
 
 impl Listener {
-    /// Listens. Makes nothing but the socket (CMI-171), which only this user may
-    /// connect to when it is a file.
+    /// Listens. Creates nothing except for the socket (CMI-171). If the socket is a file, only this user may
+    /// connect to it.
     ///
     /// # Errors
     /// [`ListenError`].
@@ -103,10 +103,10 @@ impl Listener {
         }
     }
 
-    /// Where it listens: with the port that was chosen for port 0.
+    /// Returns the endpoint, with the actual port for port 0.
     ///
     /// # Errors
-    /// When the operating system does not say.
+    /// The operating system does not report the address.
     pub fn endpoint(&self) -> io::Result<Endpoint> {
         let authority = |listener: &TcpListener| {
             let address = listener.local_addr()?;
@@ -145,7 +145,7 @@ async fn bind_file(endpoint: &Endpoint, path: &Path) -> Result<(UnixListener, So
     SocketFile::bind(path).map_err(failed)
 }
 
-/// What stands where a socket is to be made.
+/// The obstacle at the path of a new socket.
 enum InTheWay {
     Listener,
     Other,
@@ -189,7 +189,7 @@ pub(super) fn tcp(listener: TcpListener) -> impl Stream<Item = io::Result<Admitt
     prompt(listener).map(|(stream, ticket)| Ok(Admitted::new(stream, ticket, PREFACE)))
 }
 
-/// Connections over TLS, whose clients have shown a certificate.
+/// TLS connections from clients that have shown a certificate.
 pub(super) fn tls(
     listener: TcpListener,
     tls: ServerTls,
@@ -221,9 +221,9 @@ pub(super) fn tls(
         .filter_map(futures::future::ready)
 }
 
-/// TCP connections whose small messages are not held back.
+/// TCP connections with `TCP_NODELAY`.
 fn prompt(listener: TcpListener) -> impl Stream<Item = (TcpStream, Ticket)> {
-    // One that is gone already has no address.
+    // A client that has disconnected already has no address.
     admitted(TcpListenerStream::new(listener), |stream: &TcpStream| {
         stream.peer_addr().ok().map(Peer::from)
     })
@@ -234,7 +234,7 @@ fn prompt(listener: TcpListener) -> impl Stream<Item = (TcpStream, Ticket)> {
     })
 }
 
-/// Connections that have a place, without the failures of single ones, which would end a server.
+/// Admitted connections. Skips failures of single connections, which would end a server.
 fn admitted<S>(
     incoming: impl Stream<Item = io::Result<S>>,
     peer: fn(&S) -> Option<Peer>,

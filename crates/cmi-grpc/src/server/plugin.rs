@@ -1,4 +1,4 @@
-//! One call of the driver on behalf of a client.
+//! A call of the driver on behalf of a client.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,7 +16,7 @@ pub(super) struct Plugin(Arc<Shared>);
 
 struct Shared {
     driver: Arc<dyn Driver>,
-    /// The driver is asked once: its capabilities do not change while it runs (CMI-59).
+    /// Read once: a driver's capabilities do not change while it runs (CMI-59).
     declared: OnceCell<DeclaredCapabilities>,
     abort: CancellationToken,
 }
@@ -30,9 +30,8 @@ impl Plugin {
         }))
     }
 
-    /// Makes a call whose request is checked, if the driver offers it. The client also removes the request's
-    /// secrets from the answer. The server does so before it cuts a message that is too long for a header
-    /// (OPS-11).
+    /// Makes a call with a checked request, if the driver offers it. Removes the request's secrets from the
+    /// answer before a message that is too long for a header is cut (OPS-11). The client removes them, too.
     pub(super) async fn call<Message, Q>(
         &self,
         request: tonic::Request<Message>,
@@ -54,8 +53,8 @@ impl Plugin {
         .await
     }
 
-    /// Makes a call that every driver answers. Dropping the future, because the client is gone or its
-    /// deadline has passed, drops the driver's call.
+    /// Makes a call that every driver answers. Dropping the future drops the driver's call, for example when
+    /// the client is gone or its deadline has passed.
     pub(super) async fn dispatch<Answer, Running>(
         &self,
         operation: Operation,
@@ -74,7 +73,8 @@ impl Plugin {
         answer.map_err(|status| trailers::to_grpc(&status))
     }
 
-    /// UNIMPLEMENTED for a call that the driver does not declare, whatever it would answer (CMI-36).
+    /// Returns UNIMPLEMENTED for a call that the driver does not declare, without calling the driver
+    /// (CMI-36).
     async fn check_offered(&self, operation: Operation) -> cmi_driver::Result<()> {
         if Capabilities::minimal().supports(operation) {
             return Ok(());
@@ -84,7 +84,7 @@ impl Plugin {
             .declared
             .get_or_try_init(|| self.0.driver.get_plugin_capabilities())
             .await
-            // The code of that error would be taken for one of the call: NOT_FOUND would mean that there is
+            // The code of that error would be mistaken for the call's own: NOT_FOUND would mean that there is
             // no VM.
             .map_err(|error| {
                 let what = format!("cannot tell whether the driver implements {operation}: {error}");

@@ -11,7 +11,7 @@ pub(super) fn plain<Message: From<Answer>, Answer>(answer: Answer) -> Response<M
     Response::new(answer.into())
 }
 
-/// A response that says nothing but that the call is done.
+/// A response without fields, which only confirms the call.
 pub(super) fn empty<Message: Default>((): ()) -> Response<Message> {
     Response::new(Message::default())
 }

@@ -12,7 +12,7 @@ const BACKLOG: u32 = 1024;
 /// Only this user may connect: the calls carry credentials.
 const MODE: u32 = 0o600;
 
-/// A socket's file. It is removed with this value, unless another one has taken its place.
+/// A socket's file. Dropping this value removes the file, unless another file has replaced it.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -21,8 +21,8 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Makes the file and listens. No other user can connect at any time: the mode is set
-    /// before the socket listens.
+    /// Creates the file and listens. No other user can connect at any time: the mode is set before the socket
+    /// listens.
     pub(super) fn bind(path: &Path) -> io::Result<(UnixListener, Self)> {
         let socket = UnixSocket::new_stream()?;
         socket.bind(path)?;

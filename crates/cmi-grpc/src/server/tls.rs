@@ -1,4 +1,4 @@
-//! TLS of a server: 1.2 or later, with certificates from files. Both sides of a plugin show one.
+//! TLS of a server: 1.2 or later, with certificates from files. Both the client and the plugin show one.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -65,7 +65,7 @@ pub enum TlsError {
         #[source]
         source: io::Error,
     },
-    /// It is no PEM, or one of another kind.
+    /// The file is not PEM, or holds PEM of another kind.
     #[error("{} has unexpected PEM contents", path.display())]
     Pem {
         /// The file.
@@ -77,7 +77,7 @@ pub enum TlsError {
     /// There is no certificate in a file.
     #[error("{} has no certificate", .0.display())]
     NoCertificate(PathBuf),
-    /// The clients' authorities are none.
+    /// The clients' authorities are not usable.
     #[error("cannot use the client CAs in {}", path.display())]
     Authorities {
         /// The file.
@@ -204,7 +204,7 @@ fn verifier(
         })
 }
 
-/// At least one.
+/// Returns at least one certificate.
 fn certificates(path: &Path, text: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let certificates = CertificateDer::pem_slice_iter(text)
         .collect::<Result<Vec<_>, _>>()

@@ -1,5 +1,5 @@
-//! Metadata behind an OK. tonic sends the metadata of a response before it, as headers; what `proto/`
-//! describes comes after it, next to the status, where libraries of other languages look for it.
+//! Metadata after an OK. tonic sends the metadata of a response as headers, before it. The metadata in
+//! `proto/` comes after it, next to the status, where libraries of other languages look for it.
 
 use futures::future;
 use http_body_util::BodyExt as _;

@@ -36,7 +36,7 @@ fn long_address() -> Address {
     }
 }
 
-/// How many bytes HTTP/2 counts for the headers of an error, with what a server of HTTP adds.
+/// The bytes that HTTP/2 counts for the headers of an error, with the headers that an HTTP server adds.
 fn header_bytes(status: &tonic::Status) -> usize {
     let response = status.clone().into_http::<()>();
     let headers = response.headers().iter();
@@ -68,7 +68,7 @@ fn every_code_goes_over_the_wire_and_code_seventeen_as_a_canonical_one() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// INI-18, CTL-01: the more there is to say, the fewer addresses find room.
+    /// INI-18, CTL-01: the larger the other metadata, the fewer addresses fit.
     #[test]
     fn all_that_comes_with_an_error_arrives(
         code in prop::sample::select(&Code::ALL[..]),
@@ -106,8 +106,8 @@ proptest! {
         prop_assert_eq!(parts(&read), parts(&sent));
     }
 
-    /// Whatever the driver says, and in whatever script, and however much comes with it: a client of any
-    /// language takes it. What must not be lost finds room, and so does a sentence.
+    /// Clients of any language accept the answer, for any message, in any script, and with any amount of
+    /// metadata. The mandatory keys and a sentence always fit.
     #[test]
     fn an_answer_is_never_larger_than_a_client_takes(message in any::<String>(), times in 1..4000_usize) {
         let state = LastKnownState::new(vec![0xFF; LastKnownState::MAX_BYTES]);
@@ -159,7 +159,7 @@ proptest! {
     }
 }
 
-/// CMI-25: base64 that is none.
+/// CMI-25: the value is not base64.
 #[test]
 fn binary_metadata_that_is_not_binary_is_ignored() {
     let mut headers = http::HeaderMap::new();
@@ -191,7 +191,7 @@ fn an_error_without_a_message_gets_one() {
     assert!(read.message().contains("without a message"), "{read}");
 }
 
-/// DRV-30: a key for what gRPC has no room for must not say NOT_FOUND where gRPC says something else.
+/// DRV-30: a key for values that gRPC lacks must not change gRPC's code to NOT_FOUND.
 #[test]
 fn a_canonical_code_has_no_name_in_the_metadata() {
     for code in Code::ALL {
@@ -207,7 +207,7 @@ fn a_canonical_code_has_no_name_in_the_metadata() {
     }
 }
 
-/// DRV-30: a caller that believed that there is no VM would make a second one.
+/// DRV-30: a caller that believed the NOT_FOUND would create a second VM.
 #[test]
 fn not_found_beside_a_machine_is_internal_and_nothing_of_it_is_believed() {
     let state = LastKnownState::new(b"gone".to_vec()).unwrap();
@@ -221,7 +221,7 @@ fn not_found_beside_a_machine_is_internal_and_nothing_of_it_is_believed() {
     assert_eq!((read.machine(), read.last_known_state()), (None, None));
 }
 
-/// CMI-25: what can't be read contradicts nothing.
+/// CMI-25: unreadable bytes contradict nothing.
 #[test]
 fn not_found_beside_bytes_that_are_no_machine_stays_not_found() {
     let mut metadata = MetadataMap::new();
@@ -264,7 +264,7 @@ fn a_long_message_is_not_cut_within_a_word() {
     assert_eq!(cut(&"x".repeat(2000), 1000), CUT);
 }
 
-/// OPS-11: secrets are removed first, and of half of one nothing would be.
+/// OPS-11: secrets are removed before the cut, since half of a secret would not be found.
 #[test]
 fn a_message_is_read_as_long_as_it_is() {
     let message = "no room for userData: ".repeat(1000);
@@ -274,7 +274,7 @@ fn a_message_is_read_as_long_as_it_is() {
     assert!(from_grpc(sent).message().ends_with(&message));
 }
 
-/// INI-18: state and machine may say the same, and there is room for it once.
+/// INI-18: state and machine may hold the same state, and only one copy fits.
 #[test]
 fn the_state_of_a_machine_that_comes_with_an_error_travels_with_the_error() {
     let state = LastKnownState::new(b"seen".to_vec());

@@ -1,4 +1,4 @@
-//! What a VM goes through while it lives.
+//! The life of a VM.
 
 use super::*;
 
@@ -40,7 +40,7 @@ async fn a_vm_whose_check_is_to_be_off_waits_for_its_initialization() {
     );
 }
 
-/// A fault for what comes of it: one of two changed labels is there, and the error.
+/// The fault sets one of two changed labels, and returns the error.
 #[tokio::test(start_paused = true)]
 async fn a_half_update_sets_the_first_of_the_labels_that_change() {
     let driver = driver("faults: [{operation: UpdateMachine, count: 2, half: Aborted}]");

@@ -1,4 +1,4 @@
-//! What the driver refuses.
+//! Requests that the driver refuses.
 
 use super::*;
 

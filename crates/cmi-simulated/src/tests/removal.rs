@@ -1,4 +1,4 @@
-//! Deleting VMs, and what is listed after.
+//! Deleting VMs, and the list afterwards.
 
 use super::*;
 
@@ -59,7 +59,7 @@ async fn two_vms_of_one_machine_are_named_and_both_deleted() {
     assert!(driver.console().vms().unwrap().is_empty());
 }
 
-/// A failure to be rehearsed: nothing is asked about the VM of a machine that is well but by lists.
+/// Simulates a failure outside any call: only lists concern the VM of a healthy machine.
 #[tokio::test(start_paused = true)]
 async fn a_vm_that_nothing_else_is_asked_about_vanishes_when_it_is_listed() {
     let driver = driver("{faults: [{machine: a, vanish: true, after: 1, count: 1}]}");

@@ -1,4 +1,4 @@
-//! Whose VM is whose, and one cloud for several processes.
+//! The ownership of VMs, and a cloud that several processes share.
 
 use super::*;
 

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use super::go_module::{GoModule, Package};
 
-/// How often a running build says that it still runs.
+/// How often a running build reports that it still runs.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(15);
 /// Names the folder of a build that runs.
 const BUILD_PREFIX: &str = ".building-";
@@ -21,8 +21,8 @@ const BUILD_PREFIX: &str = ".building-";
 /// Builds those of `packages` which `folder` lacks and then calls `finish` with the folder
 /// of the module's `go.mod`.
 ///
-/// The lock keeps test binaries that start together from building twice; a program appears under its name
-/// only when it is complete, so an interrupted build leaves nothing that a later one takes for a program.
+/// The lock keeps test binaries that start together from building twice. A program gets its name only when it
+/// is complete, so an interrupted build leaves no broken program.
 pub(super) fn build_missing(
     module: &GoModule,
     packages: &[&Package],
@@ -53,7 +53,7 @@ pub(super) fn build_missing(
     finish(sources.path())
 }
 
-/// Only the holder of the lock builds here, so what is there was left by a build that was killed.
+/// Only the holder of the lock builds here, so any build folder is from a killed build.
 fn remove_interrupted_builds(folder: &Path) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -77,13 +77,14 @@ fn build(module: &GoModule, packages: &[&Package], sources: &Path, folder: &Path
         .args(["build", "-mod=readonly", "-buildvcs=false"])
         .args(module.build_flags)
         .arg("-o")
-        // `go build` takes its output for a folder when packages are several or the name ends in a slash.
+        // `go build` treats its output as a folder if there are several packages or if the name ends in a
+        // slash.
         .arg(output.join(""))
         .args(packages.iter().map(|package| package.path))
         .current_dir(sources)
         .env("CGO_ENABLED", "0")
         .env("GOWORK", "off")
-        // Go leaves its own folder behind when it is interrupted; this one goes with the sources.
+        // An interrupted Go leaves its own temporary folder behind; this one is removed with the sources.
         .env("GOTMPDIR", sources)
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -18,7 +18,7 @@ pub const FLUX_VERSION: &str = "v1.9.6";
 
 /// A program and the Go package that it is built from.
 pub(super) struct Package {
-    /// What `go build` calls the program, and what it is called in the cache.
+    /// The name of the program for `go build`, and in the cache.
     pub program: &'static str,
     /// Import path of its `main` package.
     pub path: &'static str,
@@ -60,7 +60,7 @@ pub(super) const KUBERNETES: GoModule = GoModule {
     ],
 };
 
-/// Cluster API, with the build tag of its own images.
+/// Cluster API, with the build tag of its release images.
 pub(super) const CLUSTER_API: GoModule = GoModule {
     name: "cluster-api",
     go_mod: include_str!("../../programs/cluster-api/go.mod"),
@@ -76,8 +76,8 @@ pub(super) const CLUSTER_API: GoModule = GoModule {
     ],
 };
 
-/// Cluster API's kubeadm providers, of the module of [`CLUSTER_API`]. `go build` calls both `kubeadm`, so
-/// each is built by itself.
+/// Cluster API's kubeadm providers, from the module of [`CLUSTER_API`]. `go build` names both `kubeadm`, so
+/// each is built separately.
 pub(super) const KUBEADM_BOOTSTRAP: Package =
     package("kubeadm-bootstrap", "sigs.k8s.io/cluster-api/bootstrap/kubeadm");
 /// See [`KUBEADM_BOOTSTRAP`].
@@ -140,7 +140,7 @@ pub(super) const CLUSTER_API_OPERATOR: GoModule = GoModule {
     build_flags: &["-ldflags=-s -w -X sigs.k8s.io/cluster-api-operator/version.gitVersion=v0.29.0"],
 };
 
-/// The module of Flux's Kustomizations, of which the definition alone is of use here.
+/// The module of Flux's Kustomizations. Only their definition is used here.
 pub(super) const FLUX: GoModule = GoModule {
     name: "flux",
     go_mod: include_str!("../../programs/flux/go.mod"),
@@ -151,8 +151,8 @@ pub(super) const FLUX: GoModule = GoModule {
 };
 
 impl GoModule {
-    /// Names the folder of the cache, so that a change of anything that goes into the
-    /// programs builds them anew.
+    /// Names the folder of the cache. A change of any input of the programs changes the key, and so rebuilds
+    /// them.
     pub(super) fn cache_key(&self) -> String {
         let mut hash = Sha256::new();
         let sources = self.sources.iter().flat_map(|(path, text)| [path, text]);

@@ -1,11 +1,11 @@
-//! What a proxy does to a request.
+//! Faults that a proxy causes.
 
 use std::sync::Arc;
 
 use http::StatusCode;
 use tokio::sync::watch;
 
-/// What becomes of a request.
+/// The fate of a request.
 #[derive(Debug, Clone)]
 pub enum Fault {
     /// It is forwarded.
@@ -18,7 +18,7 @@ pub enum Fault {
     Refuse(StatusCode),
 }
 
-/// Where requests are held until a test lets them go on.
+/// Holds requests until a test opens it.
 #[derive(Debug, Clone)]
 pub struct Gate {
     state: Arc<watch::Sender<GateState>>,
@@ -39,13 +39,14 @@ impl Gate {
         }
     }
 
-    /// Returns when a request has come to the gate: it is held there, unless the gate has been opened since.
+    /// Returns when a request has reached the gate. It is held there, unless the gate has been opened since.
     /// For [`Fault::HoldAfter`], the API server has answered by then.
     pub async fn reached(&self) {
         self.wait_for(|state| state.reached > 0).await;
     }
 
-    /// How many requests are held now. One whose client has gone away is held no longer, and goes nowhere.
+    /// The number of requests held now. A request whose client has disconnected is dropped and does not
+    /// count.
     pub fn held(&self) -> usize {
         self.state.borrow().held
     }
@@ -76,7 +77,7 @@ impl Default for Gate {
     }
 }
 
-/// A request at a gate, until it goes on or is dropped with its client's connection.
+/// A request at a gate, until the gate opens or the client disconnects.
 struct Held<'a>(&'a Gate);
 
 impl Drop for Held<'_> {

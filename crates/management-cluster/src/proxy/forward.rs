@@ -1,4 +1,4 @@
-//! Forwarding of one request to the API server, with the fault that the hook asks for.
+//! Forwarding of one request to the API server, with the hook's fault.
 
 use std::sync::{
     Arc,
@@ -93,7 +93,7 @@ impl Upstream {
             .authority(self.address.clone())
             .path_and_query(target)
             .build()?;
-        // These headers concern the connection to the proxy; the client makes its own.
+        // These headers concern the connection to the proxy. The client adds its own.
         request.headers_mut().remove(header::HOST);
         request.headers_mut().remove(header::CONNECTION);
         self.client

@@ -1,4 +1,4 @@
-//! What the hook of a proxy sees of a request.
+//! A request as the hook of a proxy sees it.
 
 use http::{Method, Uri};
 

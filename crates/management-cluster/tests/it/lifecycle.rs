@@ -1,4 +1,4 @@
-//! What is left of a management cluster when it, or the process that holds it, comes to an end.
+//! The remains of a management cluster after its end, or after the end of the process that holds it.
 
 use std::{
     collections::BTreeSet,
@@ -17,7 +17,7 @@ use management_cluster::{ManagementCluster, eventually};
 const DEADLINE: Duration = Duration::from_mins(1);
 const FOLDER: &str = "folder of the held cluster: ";
 
-/// Not a test of its own: what the tests below run as another process. It holds a cluster until its standard
+/// Not a real test: the tests below run it as another process. It holds a cluster until its standard
 /// input closes, and then panics.
 #[tokio::test]
 #[ignore = "run by other tests as a process of its own"]
@@ -82,7 +82,7 @@ impl Holder {
     }
 }
 
-/// The process groups of the programs, each of which is led by its supervisor.
+/// The process groups of the programs. The leader of each group is its supervisor.
 fn groups(folder: &Path) -> Result<BTreeSet<u32>> {
     let entries = fs::read_dir(folder.join("supervisors"))?;
     let groups = entries.map(|entry| anyhow::Ok(entry?.file_name().to_string_lossy().parse()?));

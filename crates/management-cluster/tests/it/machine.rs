@@ -1,4 +1,4 @@
-//! Cluster API's core with the stand-ins around it: what a provider's tests rely on.
+//! Cluster API's core with the stand-ins around it, as a provider's tests rely on it.
 
 use std::time::Duration;
 

@@ -21,7 +21,7 @@ use crate::shared;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A namespace, the proxy, a client through it and a client that goes straight to the API server.
+/// A namespace, the proxy, a client through the proxy, and a client without it.
 struct Setup {
     _proxy: Proxy,
     proxied: Api<ConfigMap>,
@@ -158,7 +158,8 @@ async fn a_write_whose_client_goes_away_at_the_gate_never_happens() -> Result<()
     )
     .await?;
     gate.open();
-    // A later write through the same proxy and server: had the first one gone on, it would be there by now.
+    // A later write through the same proxy and server. If the first write had been forwarded, it would be
+    // visible by now.
     setup
         .proxied
         .create(&PostParams::default(), &config_map("later")?)

@@ -1,5 +1,5 @@
-//! A flame graph, as an SVG that needs no script: a box for each function under its caller, as wide as the
-//! time that it took. Each box shows its name and its share under the pointer.
+//! A flame graph, as an SVG without scripts. Each function is a box under its caller, as wide as its time.
+//! The pointer shows a box's name and share.
 //!
 //! `inferno` does the same, but `deny.toml` does not allow its licence (CDDL-1.0).
 

@@ -2,7 +2,7 @@
 
 use super::samples::{Frame, Sample};
 
-/// A part, told by the names of its functions.
+/// A part, identified by the names of its functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
     Allocator,
@@ -18,7 +18,7 @@ pub enum Part {
     Other,
 }
 
-/// The beginnings of words in the names of a part's functions. Where several parts fit, the first one counts.
+/// Prefixes of words in the names of a part's functions. If several parts match, the first one counts.
 const NAMES: &[(Part, &[&str])] = &[
     (
         Part::Allocator,
@@ -140,7 +140,7 @@ impl Part {
     }
 }
 
-/// Whether a word of the function's name begins like this: `ring::` is no beginning in `string::`.
+/// Whether a word of the function's name has this prefix: `ring::` does not match `string::`.
 fn has_word(function: &str, beginning: &str) -> bool {
     function.match_indices(beginning).any(|(at, _)| {
         let before = function[..at].chars().next_back();

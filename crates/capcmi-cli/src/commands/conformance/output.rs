@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-/// A file for a report. It is opened before the run, so that a file that can't be written costs no run. It
-/// keeps the report of an earlier run until there is a new one; a new file is made with the report, however
-/// the run ends.
+/// A file for a report. It is opened before the run, so that an unwritable file does not waste a run. It
+/// keeps the report of an earlier run until the new report is written. A new file is created together with
+/// its report, no matter how the run ends.
 pub(super) struct ReportFile {
     path: PathBuf,
-    /// A pipe or a terminal, which is opened once.
+    /// A pipe or a terminal. It is opened once.
     stream: Option<File>,
 }
 
@@ -19,7 +19,7 @@ impl ReportFile {
     /// Opens a file, and keeps its contents.
     ///
     /// # Errors
-    /// When it can't be written.
+    /// The file cannot be written.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let open = || {
             let is_new = !path.try_exists()?;
@@ -79,7 +79,7 @@ mod tests {
         assert!(ReportFile::open(folder.path()).is_err(), "a folder is no file");
     }
 
-    /// `/dev/stdout` may be one.
+    /// `/dev/stdout` may be a pipe or a terminal.
     #[test]
     fn a_report_goes_to_a_pipe_too() {
         let (mut reader, writer) = io::pipe().unwrap();

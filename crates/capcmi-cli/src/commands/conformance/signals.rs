@@ -1,5 +1,5 @@
-//! SIGINT, SIGTERM and SIGHUP during a run: after the first signal the run deletes its VMs and ends. A second
-//! one ends the process, which first names the remaining VMs.
+//! SIGINT, SIGTERM and SIGHUP during a run. After the first signal, the run deletes its VMs and ends. The
+//! second signal ends the process, which first names the remaining VMs.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -25,7 +25,7 @@ impl Signals {
     /// Installs handlers, so that no signal kills the process.
     ///
     /// # Errors
-    /// When signals can't be listened for.
+    /// The handlers cannot be installed.
     pub(super) fn listen() -> io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,

@@ -48,10 +48,10 @@ pub struct SimulatedHooks {
 }
 
 impl Simulated {
-    /// Makes a driver with its own cloud.
+    /// Creates a driver with its own cloud.
     ///
     /// # Errors
-    /// The files of the driver can't be made.
+    /// The files of the driver cannot be created.
     pub fn new() -> Result<Self> {
         let folder =
             TempDir::with_prefix("capcmi-conformance-").context("cannot create a folder for faults")?;
@@ -76,7 +76,7 @@ impl Simulated {
 }
 
 impl SimulatedHooks {
-    /// Replaces the faults by one rename, so that no call sees half of them.
+    /// Replaces the faults by one rename, so that no call reads a partial file.
     fn faults(&self, yaml: &str) -> Result<()> {
         let (new, path): (PathBuf, PathBuf) = (
             self.folder.path().join("faults.new"),
@@ -92,7 +92,7 @@ impl SimulatedHooks {
             .with_context(|| format!("cluster {} has no VM {}", call.cluster, call.machine))
     }
 
-    /// Returns what UpdateMachine can change, and the tags, which it can't change.
+    /// Returns the fields that UpdateMachine can change, and the tags, which it cannot change.
     fn vm_spec(&self, call: &HookCall) -> Result<Vec<u8>> {
         let id = self.vm(call)?;
         let has = |vm: &Vm| json!({"labels": vm.labels, "tags": vm.tags});

@@ -8,7 +8,7 @@ use crate::migration::write::MigrationProgress;
 use capcmi::api::annotations;
 use capcmi::manager::cli::terminal::printable;
 
-/// Lists the objects to make, the existing objects, and possible obstacles to the migration.
+/// Lists the objects to create, the existing objects, and possible obstacles to the migration.
 pub(super) fn described(
     migration: &Migration,
     progress: &MigrationProgress,

@@ -22,8 +22,8 @@ pub(super) fn files(paths: &[PathBuf], namespace: Option<&str>) -> anyhow::Resul
 
 fn file(path: &Path, namespace: Option<&str>, source: &mut Source) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(path)?;
-    // A snippet of the file is not shown: a Secret may stand beside the mistake. The parser's budget is for
-    // files of strangers, and this one is the operator's own: a list of a fleet has millions of nodes.
+    // Errors show no snippet of the file, which may contain a Secret. The parser's budget is for untrusted
+    // files, but this file is the operator's own: a list of a fleet has millions of nodes.
     let options = serde_saphyr::options! { with_snippet: false, budget: None };
     let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(&text, options)?;
     for document in documents.into_iter().filter(|document| !document.is_null()) {

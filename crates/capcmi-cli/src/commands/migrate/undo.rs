@@ -1,7 +1,7 @@
-//! `capcmi migrate --undo`: gives the VMs back to machine-controller-manager.
+//! `capcmi migrate --undo`: returns the VMs to machine-controller-manager.
 //!
 //! The look-up of a VM does not use [`capcmi::reconcile::driver_query`]: the command waits for its permit,
-//! and uses the credentials that machine-controller-manager had, where it had any.
+//! and uses the credentials of machine-controller-manager, if any.
 
 use std::collections::BTreeMap;
 
@@ -109,11 +109,11 @@ impl Undo<'_> {
         vms
     }
 
-    /// Returns the class that a VM is looked up with: that of machine-controller-manager, with the provider
-    /// spec that the InfraMachine records as applied, where it exists and records one.
+    /// Returns the class for the look-up of a VM: the class of machine-controller-manager, with the applied
+    /// provider spec from the InfraMachine's record, if there is one.
     ///
     /// # Errors
-    /// The recorded provider spec can't be read.
+    /// The recorded provider spec cannot be read.
     fn class_of(&self, object: &Object, remains: &MigratedObjects) -> Result<MachineClass, String> {
         let from = text(
             &object.body,

@@ -1,5 +1,4 @@
-//! Reads whether Cluster API's core manager has the feature gates on without which it updates nothing in
-//! place.
+//! Reads whether Cluster API's core manager has enabled the feature gates for in-place updates.
 
 use anyhow::Context as _;
 use k8s_openapi::api::apps::v1::Deployment;
@@ -18,14 +17,13 @@ const GATES: [&str; 2] = ["RuntimeSDK", "InPlaceUpdates"];
 pub(super) enum CoreGate {
     /// All are on.
     On,
-    /// This one is off.
+    /// This gate is off.
     Off(&'static str),
     /// The state is unknown, for this reason.
     Unknown(String),
 }
 
-/// Reads the gates from core's Deployment, which an administrator may read, and a user of one namespace may
-/// not.
+/// Reads the gates from core's Deployment. An administrator may read it; a user of one namespace may not.
 pub(super) async fn read(client: &Client) -> CoreGate {
     let deployments = Api::<Deployment>::namespaced(client.clone(), NAMESPACE);
     let read = deployments.get_opt(DEPLOYMENT).await;
@@ -45,7 +43,7 @@ fn arguments(deployment: Deployment) -> Vec<String> {
         .collect()
 }
 
-/// Reads the gates from arguments. A gate that is off decides, even if the other one is unknown.
+/// Reads the gates from arguments. A disabled gate decides, even if the other gate is unknown.
 fn of(arguments: &[String]) -> CoreGate {
     let mut unknown = None;
     for gate in GATES {
@@ -62,7 +60,7 @@ fn of(arguments: &[String]) -> CoreGate {
     unknown.map_or(CoreGate::On, CoreGate::Unknown)
 }
 
-/// Returns the value of a gate: the last one given, as the manager takes it.
+/// Returns the value of a gate. If it is repeated, the last value counts, as in the manager.
 fn last<'a>(arguments: &'a [String], gate: &str) -> Option<&'a str> {
     let following = arguments
         .iter()

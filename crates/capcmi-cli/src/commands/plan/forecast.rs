@@ -20,9 +20,9 @@ const CLONED_FROM: &str = "cluster.x-k8s.io/cloned-from-name";
 /// The inputs of a forecast.
 pub(super) struct Gathered {
     pub(super) deployment: DynamicObject,
-    /// The templates by name, the new one among them.
+    /// The templates by name, including the new template.
     pub(super) templates: BTreeMap<String, DynamicObject>,
-    /// The Machines, each with its InfraMachine where that is one of this provider's.
+    /// The Machines, each with its InfraMachine if that belongs to this provider.
     pub(super) machines: Vec<(DynamicObject, Option<DynamicObject>)>,
     /// How many extensions handle CanUpdateMachineSet; `None` where they can't be read.
     pub(super) extensions: Option<usize>,
@@ -33,7 +33,7 @@ pub(super) struct Gathered {
 /// Everything that the command prints.
 #[derive(Debug, Serialize)]
 pub(super) struct Forecast {
-    /// Why no machine can be made from the new template, with the place of the field.
+    /// Why the new template cannot be used for a machine, with the field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) refused: Option<String>,
     pub(super) fields: Vec<Field>,
@@ -64,11 +64,11 @@ pub(super) struct Row {
     pub(super) why: String,
 }
 
-/// What happens to a machine or a field.
+/// The action for a machine or a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Action {
-    /// The machine stays as it is.
+    /// The machine stays unchanged.
     Kept,
     /// The machine and its VM are updated in place.
     InPlace,
@@ -90,7 +90,7 @@ impl Action {
     }
 }
 
-/// How a MachineDeployment rolls out a change that could be made on the living VMs.
+/// How a MachineDeployment rolls out a change that the running VMs support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rollout {
     /// Machines are updated in place.
@@ -111,7 +111,7 @@ pub(super) fn spec_of(template: &DynamicObject) -> Option<&Map<String, Value>> {
     template.data["spec"]["template"]["spec"].as_object()
 }
 
-/// Forecasts what happens to the machines when their MachineDeployment is pointed at the template `new`.
+/// Forecasts the effect on the machines when their MachineDeployment is pointed at the template `new`.
 pub(super) fn forecast(gathered: &Gathered, new: &str, capabilities: &Capabilities) -> Forecast {
     let empty = Map::new();
     let desired = gathered.templates.get(new).and_then(spec_of).unwrap_or(&empty);
@@ -156,8 +156,8 @@ pub(super) fn forecast(gathered: &Gathered, new: &str, capabilities: &Capabiliti
     }
 }
 
-/// Returns why no machine can be made from the new template, whichever templates the existing machines are
-/// from; `None` where nothing prevents it.
+/// Returns why the new template cannot be used for a machine, regardless of the existing machines' templates.
+/// `None` if it can be used.
 fn refusal(gathered: &Gathered, new: &str, capabilities: &Capabilities) -> Option<String> {
     match gathered
         .templates
@@ -211,9 +211,9 @@ fn notes(gathered: &Gathered) -> Vec<String> {
     notes
 }
 
-/// Returns a note on each template, the new one among them, that lacks the watch-filter label of machines. A
-/// provider with that `--watch-filter` does not answer for such a template, now or at the next change. The
-/// flags of the provider are not known here.
+/// Returns a note on each template, including the new one, that lacks the watch-filter label of its machines.
+/// A provider with that `--watch-filter` ignores such a template, now or at the next change. This command
+/// does not know the provider's flags.
 fn of_another_shard(gathered: &Gathered, new: &str) -> impl Iterator<Item = String> {
     let filter_of = |object: &DynamicObject| object.labels().get(labels::WATCH_FILTER).cloned();
     let infra = gathered.machines.iter().filter_map(|(_, infra)| infra.as_ref());
@@ -283,7 +283,7 @@ fn row(
     }
 }
 
-/// Forecasts what happens to a machine whose template differs from the new one by these changes.
+/// Forecasts the effect on a machine whose template differs from the new one by these changes.
 fn outcome(machine: &DynamicObject, changes: &SpecChanges, rollout: Rollout) -> (Action, String) {
     let places = |wanted: fn(&UpdateStrategy) -> bool| {
         let found = changes.iter().filter(|change| wanted(&change.strategy));

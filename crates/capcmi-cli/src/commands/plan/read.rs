@@ -103,7 +103,7 @@ fn permitted<T>(read: kube::Result<T>) -> kube::Result<Option<T>> {
     }
 }
 
-/// Whether a label selector matches these labels. A missing one matches all, and one that can't be read
+/// Whether a label selector matches these labels. A missing selector matches all, and an unreadable selector
 /// matches none.
 fn selects(selector: &Value, labels: &BTreeMap<String, String>) -> bool {
     let selector = serde_json::from_value::<Option<LabelSelector>>(selector.clone());
@@ -120,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    /// An API server that is away would look like extensions that may not be read.
+    /// An unreachable API server would look like a missing permission for extensions.
     #[test]
     fn a_right_that_is_missing_is_told_from_a_read_that_failed() {
         let refused = |reason, code| {

@@ -107,8 +107,7 @@ pub fn class(
     ))
 }
 
-/// Removes the failure domain where the driver has zones: it goes into the Machine, and not into the
-/// template.
+/// Removes the failure domain if the driver has zones: it belongs to the Machine, and not to the template.
 fn failure_domain(spec: &mut ProviderSpec, capabilities: &Capabilities) -> Result<Option<String>, String> {
     if !capabilities.zones {
         return Ok(None);
@@ -123,7 +122,7 @@ fn failure_domain(spec: &mut ProviderSpec, capabilities: &Capabilities) -> Resul
     }
 }
 
-/// Removes and returns the tags that the provider sets, which no user's spec may have.
+/// Removes and returns the tags that the provider sets. A user's spec must not have them.
 fn carried(spec: &mut ProviderSpec, capabilities: &Capabilities) -> Result<Map<String, Value>, String> {
     let mut with_tags = spec.clone();
     let all = with_tags.object_at(&capabilities.tag_path).map_err(|place| {

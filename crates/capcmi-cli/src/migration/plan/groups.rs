@@ -11,7 +11,7 @@ use super::{Converted, Destination, Group, Object, Original, UNFINISHED, key_of,
 use crate::migration::source::{McmClassKey, McmMachine, McmSetSpec, Source};
 use cmi_driver::LastKnownState;
 
-/// Machines with one owner, as machine-controller-manager has them.
+/// Machines with one owner in machine-controller-manager.
 pub struct MachineGroup<'a> {
     /// Its machines.
     pub machines: Vec<&'a McmMachine>,
@@ -127,7 +127,7 @@ impl MachineGroup<'_> {
         }
     }
 
-    /// The object that keeps the number of machines, as `MachineDeployment workers`.
+    /// Returns the object that keeps the number of machines, such as `MachineDeployment workers`.
     pub fn from(&self) -> String {
         let (kind, meta) = self.owner();
         format!("{kind} {}", name(meta))
@@ -144,7 +144,7 @@ impl MachineGroup<'_> {
         owner.into_iter().chain(machines).chain(sets).collect()
     }
 
-    /// The class of what keeps their number.
+    /// Returns the class of the owner that keeps the number of machines.
     pub fn class(&self) -> Option<McmClassKey> {
         match self.owner {
             GroupOwner::Deployment(_, spec) | GroupOwner::Set(_, spec) => Some(key_of(&spec.template.spec)),
@@ -152,7 +152,7 @@ impl MachineGroup<'_> {
         }
     }
 
-    /// What is made in their place.
+    /// Returns the planned replacement of these originals.
     pub fn group(&self, target: &Destination, classes: &BTreeMap<McmClassKey, Converted>) -> Group {
         let from = self.from();
         let of_machines = self.machines.iter().map(|machine| key_of(&machine.spec));

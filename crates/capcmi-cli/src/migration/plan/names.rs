@@ -9,7 +9,7 @@ use super::Migration;
 /// The most characters of the value of a label.
 const MAX_LABEL: usize = 63;
 
-/// Reports names that two objects would have, or that are no label value where Cluster API needs one.
+/// Reports names that two objects would share, or that are not valid as a label value but must be.
 pub fn unfit_names(migration: &Migration) -> Vec<String> {
     let mut problems = Vec::new();
     let mut seen = BTreeMap::new();
@@ -42,7 +42,7 @@ pub fn unfit_names(migration: &Migration) -> Vec<String> {
     problems
 }
 
-/// The name of the MachineSet of a MachineDeployment, which is a label of its machines.
+/// Returns the name of the MachineSet of a MachineDeployment, which is a label of its machines.
 pub fn set_name(deployment: &str) -> String {
     let whole = format!("{deployment}-migrated");
     if whole.len() <= MAX_LABEL {

@@ -20,7 +20,7 @@ pub fn metadata(target: &Destination, name: &str, from: &str, all: &Map<String, 
     })
 }
 
-/// The values that a MachineSet or a MachineDeployment is made from.
+/// The template of a MachineSet or a MachineDeployment.
 pub struct SetTemplate<'a> {
     /// The choices of the operator.
     pub target: &'a Destination,
@@ -32,7 +32,7 @@ pub struct SetTemplate<'a> {
     pub labels: &'a Map<String, Value>,
     /// The class of its machines.
     pub key: &'a McmClassKey,
-    /// What that comes to.
+    /// The converted class.
     pub class: &'a Converted,
     /// The spec of the original.
     pub spec: &'a McmSetSpec,
@@ -42,8 +42,8 @@ impl SetTemplate<'_> {
     /// The MachineSet that adopts the Machines.
     pub fn machine_set(&self, name: &str) -> Value {
         let mut body = self.body("MachineSet", name, self.labels);
-        // The cache of core's MachineSet controller may lack some Machines yet, and the controller would make
-        // another one for each.
+        // The cache of core's MachineSet controller may still lack some Machines, and the controller would
+        // create a replacement for each.
         body["metadata"]["annotations"][DISABLE_MACHINE_CREATE] = json!("true");
         body
     }
@@ -51,7 +51,8 @@ impl SetTemplate<'_> {
     /// The MachineDeployment that adopts the MachineSet.
     pub fn deployment(&self, name: &str) -> Value {
         let mut body = self.body("MachineDeployment", name, &labels_of(self.target));
-        // The MachineDeployment would make a MachineSet of its own before it sees the one with the Machines.
+        // An unpaused MachineDeployment would create a second MachineSet before it sees the one with the
+        // Machines.
         body["metadata"]["annotations"][annotations::PAUSED] = json!("true");
         body["metadata"]["annotations"][UNFINISHED] = json!("true");
         if let Some(rolling) = &self.spec.strategy.rolling_update {
@@ -112,12 +113,12 @@ pub fn machine_objects(
         "metadata": metadata(target, &own, &from, all),
         "spec": {"driver": target.driver, "providerID": id, "providerSpec": class.spec},
     });
-    // As core writes them, so that core knows which template the machine was made from.
+    // In core's format, so that core knows the template of the machine.
     infra["metadata"]["annotations"]["cluster.x-k8s.io/cloned-from-name"] = json!(machine.spec.class.name);
     infra["metadata"]["annotations"]["cluster.x-k8s.io/cloned-from-groupkind"] =
         json!(format!("InfraMachineTemplate.{}", api::GROUP));
     let mut carried = class.carried.clone();
-    // A driver that finds its VMs by the state that it asked to be kept would not find this VM without it.
+    // A driver that finds its VMs by its state would not find this VM without it.
     let state = machine.status.last_known_state.as_bytes();
     if let Some(state) = LastKnownState::new(state.to_vec()) {
         carried.insert("lastKnownState".to_owned(), json!(identity::encoded(&state)));

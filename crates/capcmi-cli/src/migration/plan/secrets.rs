@@ -10,7 +10,7 @@ use super::{Destination, Object};
 use crate::migration::source::{SecretData, Source, text};
 use capcmi::api::labels;
 
-/// The key under which machine-controller-manager keeps bootstrap data.
+/// The Secret key for bootstrap data in machine-controller-manager.
 pub const USER_DATA: &str = "userData";
 /// The placeholders that machine-controller-manager replaces in bootstrap data for every machine; nothing
 /// else does.
@@ -69,7 +69,7 @@ pub fn secret_key(class: &Value, field: &str) -> (String, String) {
     (namespace, text(class, &format!("/{field}/name")))
 }
 
-/// A Secret with these values, labelled so that `clusterctl move` takes it along.
+/// Returns a Secret with these values, and with the label that makes `clusterctl move` include it.
 pub fn secret(target: &Destination, name: &str, from: &str, type_: &str, values: &SecretData) -> Value {
     let mut all = labels_of(target);
     // No object of a Cluster owns the Secret.
@@ -85,7 +85,7 @@ pub fn secret(target: &Destination, name: &str, from: &str, type_: &str, values:
     })
 }
 
-/// The Secret with the bootstrap data of machines that are made later.
+/// Returns the Secret with the bootstrap data of later machines.
 pub fn bootstrap(target: &Destination, name: &str, from: &str, user_data: &[u8]) -> Result<Object, String> {
     let readable = String::from_utf8_lossy(user_data);
     if let Some(placeholder) = PLACEHOLDERS

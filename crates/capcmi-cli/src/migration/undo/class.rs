@@ -19,7 +19,7 @@ pub(super) async fn drop_class(
     target: &Destination,
     print_line: &impl Fn(&str),
 ) -> Result<(), WriteError> {
-    // A template that is kept keeps the Secret that it names.
+    // A template that stays still needs its Secret.
     let (templates, secrets): (Vec<_>, Vec<_>) = class
         .objects
         .iter()
@@ -53,8 +53,8 @@ async fn drop_unused(
     Ok(())
 }
 
-/// The names of Secrets and templates that machines, what makes them, templates and InfraClusters name in the
-/// namespace.
+/// Returns the names of the Secrets and templates that are used in the namespace: by machines, their owners,
+/// templates and InfraClusters.
 async fn names_in_use(client: &Client, target: &Destination) -> Result<BTreeSet<String>, WriteError> {
     let mut used = BTreeSet::new();
     for kind in [
@@ -85,7 +85,7 @@ async fn names_in_use(client: &Client, target: &Destination) -> Result<BTreeSet<
     Ok(used)
 }
 
-/// Returns the Secret that the VM of an object was made with.
+/// Returns the Secret that the VM of an object was created with.
 fn recorded_secret(object: &DynamicObject) -> Result<Option<String>, WriteError> {
     let record = VmRecord::carried_by(&object.metadata).map_err(|source| WriteError::Record {
         name: object.name_any(),

@@ -1,4 +1,4 @@
-//! The writes of an undo. A run that was cut off can be repeated without harm.
+//! The writes of an undo. An interrupted run can be repeated without harm.
 
 use std::time::Duration;
 
@@ -19,11 +19,11 @@ use capcmi::api::{annotations, conditions};
 const TRIES: u32 = 20;
 
 /// Pauses Machines, and the MachineSets and MachineDeployments that own them, so that Cluster API neither
-/// drains a Node nor makes a machine, and waits until Cluster API reports the pause. Each paused object also
+/// drains a Node nor creates a machine. Waits until Cluster API reports the pause. Each paused object also
 /// gets the annotation [`UNDOING`].
 ///
 /// # Errors
-/// The API server's, core does not pause, or something of it is being deleted.
+/// The API server's, core does not pause, or one of the objects is being deleted.
 pub async fn pause(
     client: &Client,
     migration: &Migration,
@@ -39,7 +39,7 @@ pub async fn pause(
             let found = read(client, object).await?;
             let is_new = |found: &DynamicObject| !is_marked(found);
             if let Some(found) = found.filter(is_new) {
-                // With the annotation, the object would count as one that this undo deletes.
+                // With the annotation, this undo would appear to have deleted the object.
                 if found.metadata.deletion_timestamp.is_some() {
                     return Err(WriteError::BeingDeleted(object.to_string()));
                 }
@@ -63,7 +63,7 @@ pub async fn pause(
     Ok(())
 }
 
-/// The objects of a group that core reconciles; owners come before what they own.
+/// Returns the objects of a group that core reconciles, owners first.
 fn paused_of(group: &Group) -> impl Iterator<Item = &Object> {
     let owners = group.deployment.iter().chain(&group.set);
     owners.chain(group.of_kind("Machine"))
@@ -73,16 +73,16 @@ fn is_paused(found: &DynamicObject) -> bool {
     condition(&found.data, conditions::PAUSED).is_some_and(|paused| paused["status"] == "True")
 }
 
-/// Lets go of the VMs and deletes what the migration has made; `print_line` reports each object. The objects
-/// of `old` lose their marks.
+/// Releases the VMs and deletes the objects that the migration created. `print_line` reports each object.
+/// Removes the marks from the objects in `old`.
 ///
 /// # Guarantees
-/// An InfraMachine is deleted only as long as it carries the annotation by which the provider makes no call
-/// for its VM; its Machine goes after it, and as long as Cluster API has paused it. What keeps the machines
-/// goes last and says until then that the group is being undone.
+/// An InfraMachine is deleted only while it has the annotation that stops the provider from calling the
+/// driver for its VM. Its Machine is deleted next, and only while Cluster API has paused it. The owner of the
+/// machines is deleted last, and is marked as being undone until then.
 ///
 /// # Errors
-/// What stopped it.
+/// The first failure, which stops the release.
 pub async fn release(
     client: &Client,
     migration: &Migration,
@@ -102,7 +102,7 @@ pub async fn release(
             }
         }
         gone(client, &infra).await?;
-        // The object that says that the group is being undone stays to the end.
+        // The object that marks the group as being undone stays until the end.
         let mut rest: Vec<_> = group.of_kind("Machine").collect();
         rest.extend(&group.set);
         rest.extend(&group.deployment);
@@ -110,8 +110,7 @@ pub async fn release(
         for object in &rest[..last] {
             delete(client, object, target, &print_line).await?;
         }
-        // The original that keeps the machines comes last: as long as it is marked, the group counts as
-        // migrated.
+        // The original that keeps the machines is last: while it is marked, the group counts as migrated.
         for original in group.originals.iter().rev() {
             unmark(original.kind, &original.name).await?;
         }
@@ -127,11 +126,11 @@ pub async fn release(
 }
 
 /// Deletes an InfraMachine so that the provider removes its finalizer without a driver call. Returns whether
-/// there was an InfraMachine left to delete.
+/// an InfraMachine was left to delete.
 ///
 /// # Guarantees
-/// What is annotated and deleted is the object whose VM is as it was at the migration, and that nothing else
-/// deletes: each write is of the version that was looked at.
+/// The VM of the annotated and deleted object is unchanged since the migration, and nothing else deletes the
+/// object. Each write carries the resource version that was checked.
 async fn let_go(client: &Client, object: &Object) -> Result<bool, WriteError> {
     let api = api_of(client, object);
     let name = &object.name;
@@ -146,7 +145,7 @@ async fn let_go(client: &Client, object: &Object) -> Result<bool, WriteError> {
         let is_deleted = marked.metadata.deletion_timestamp.is_some();
         match (is_forced(&marked), is_deleted) {
             (true, true) => return Ok(false),
-            // Its VM may be on its way out.
+            // Its VM may be being deleted.
             (false, true) => return Err(WriteError::BeingDeleted(format!("InfraMachine {name}"))),
             (true | false, false) => {}
         }
@@ -179,7 +178,7 @@ async fn let_go(client: &Client, object: &Object) -> Result<bool, WriteError> {
         match api.delete(name, &params).await {
             Ok(_) => return Ok(true),
             Err(kube::Error::Api(refused)) if refused.code == 404 => return Ok(true),
-            // The provider has written its status meanwhile.
+            // The provider has written the status in between.
             Err(kube::Error::Api(refused)) if refused.code == 409 => {}
             Err(error) => return Err(WriteError::api(format!("deleting InfraMachine {name}"), error)),
         }
@@ -262,7 +261,7 @@ async fn ensure_owns_nothing(
             let is_owned = owners
                 .iter()
                 .any(|owner| Some(&owner.uid) == deleted.metadata.uid.as_ref());
-            // A MachineSet of an earlier template keeps no Machines any more.
+            // A MachineSet of an earlier template keeps no Machines.
             is_owned && found.data["spec"]["replicas"] != 0
         });
         let names: Vec<_> = dependents
@@ -278,7 +277,7 @@ async fn ensure_owns_nothing(
     Ok(())
 }
 
-/// The finalizers of Cluster API on what is deleted here.
+/// Finalizers of Cluster API on the deleted objects.
 const CORE_FINALIZERS: [&str; 4] = [
     "machine.cluster.x-k8s.io",
     "cluster.x-k8s.io/machineset",

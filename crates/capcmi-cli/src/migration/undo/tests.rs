@@ -1,4 +1,4 @@
-//! What keeps a migration from being undone.
+//! Tests of the obstacles to undoing a migration.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +41,7 @@ fn migration() -> Migration {
     plan(&source, &target, &Capabilities::minimal()).unwrap()
 }
 
-/// All that was made, as it was made, but for a change of one kind.
+/// Returns the unchanged created objects, except for a change of one kind.
 fn remains(migration: &Migration, kind: &str, change: impl Fn(&mut Value)) -> MigratedObjects {
     let mut remains = MigratedObjects::default();
     for object in migration.groups.iter().flat_map(Group::objects) {
@@ -55,7 +55,7 @@ fn remains(migration: &Migration, kind: &str, change: impl Fn(&mut Value)) -> Mi
     remains
 }
 
-/// What is reported of a change.
+/// Returns the problems reported after this change.
 #[track_caller]
 fn said(kind: &str, change: impl Fn(&mut Value)) -> String {
     let migration = migration();
@@ -123,7 +123,7 @@ fn a_machine_that_the_provider_does_not_let_go_is_refused() {
     assert_eq!(of_core, "");
 }
 
-/// The VM of one that is deleted goes with it, unless it is deleted by an earlier run of the way back.
+/// The VM of a deleted machine is deleted too, unless an earlier undo has released the machine.
 #[test]
 fn a_machine_that_is_being_deleted_is_refused_unless_it_was_released() {
     let deleted = |live: &mut Value| {

@@ -16,11 +16,11 @@ use crate::flaw::Flaw;
 /// When a deletion that was answered too early begins.
 const LATER: Duration = Duration::from_secs(3);
 
-/// How long a create takes that goes on by itself.
+/// The duration of a create that runs on after its call.
 const CREATION: Duration = Duration::from_secs(1);
 
 impl Mutant {
-    /// What a driver makes of the name and the spec before it looks at them.
+    /// Misreads the name and the spec before the call uses them.
     pub(super) fn misread(&self, machine: &mut MachineRef) {
         let spec = &mut machine.class.provider_spec.0;
         match self.flaw {
@@ -51,7 +51,7 @@ impl Mutant {
         }
     }
 
-    /// What a driver makes of the tag of a machine object.
+    /// Misreads the machine object's tag.
     fn misspelt(&self, tag: &Value) -> Value {
         let Some(text) = tag.as_str() else {
             return match self.flaw {
@@ -66,7 +66,7 @@ impl Mutant {
         }
     }
 
-    /// What a driver makes that does not look as it should.
+    /// Creates a wrong VM, for some flaws.
     async fn make_otherwise(&self, request: &CreateMachineRequest) -> Option<Result<Machine>> {
         let MachineRef { name, class } = &request.machine;
         let ours = |vm: &Vm| vm.name == *name && vm.cluster() == tag(class, tags::CLUSTER);
@@ -79,8 +79,8 @@ impl Mutant {
             }
             Flaw::CreateRacesAtOnce => {
                 let first = self.vms(ours).first().map(super::machine);
-                // What a back end on the same computer takes between a look and a change. On a busy computer
-                // two threads seldom run at the same time: there the others run while this one gives way.
+                // The time of a local back end between check and change. On a busy computer, two threads
+                // seldom run at the same time: the yields below let the others run.
                 let until = Instant::now() + Duration::from_micros(500);
                 loop {
                     std::thread::yield_now();
@@ -129,7 +129,7 @@ impl Mutant {
         Some(Ok(machine))
     }
 
-    /// What a driver makes of bootstrap data.
+    /// Corrupts bootstrap data.
     fn mistaken(&self, secrets: &Secrets) -> Secrets {
         let data = secrets
             .get(USER_DATA)
@@ -145,7 +145,7 @@ impl Mutant {
         others.chain(data).collect()
     }
 
-    /// Why a driver refuses to make what it has to make.
+    /// Returns the reason why the driver wrongly refuses a create.
     fn refusal(&self, class: &MachineClass, name: &str) -> Option<Status> {
         let ours = |vm: &Vm| vm.name == name && vm.cluster() == tag(class, tags::CLUSTER);
         let data = class.secrets.get(USER_DATA).map(|data| data.expose().to_vec());
@@ -163,7 +163,7 @@ impl Mutant {
         }
     }
 
-    /// What the back end labels a VM with by itself.
+    /// Adds the label that the back end sets.
     fn label(&self, request: &mut CreateMachineRequest) {
         if !self.has(Flaw::UpdateDropsOtherLabels) {
             return;
@@ -175,7 +175,7 @@ impl Mutant {
         }
     }
 
-    /// What a driver says of what it has made.
+    /// Falsifies the report about a created VM.
     fn misreport(&self, made: &mut Machine, class: &MachineClass, name: &str) {
         match self.flaw {
             Flaw::RestartNewIds if self.is_old(class, name) => {

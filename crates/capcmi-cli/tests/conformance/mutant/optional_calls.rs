@@ -1,4 +1,4 @@
-//! The other calls, which are optional, with their flaws.
+//! The optional calls, with their flaws.
 
 use std::collections::BTreeMap;
 
@@ -134,14 +134,14 @@ impl Mutant {
         self.inner.update_machine(request).await
     }
 
-    /// The labels that the VM has.
+    /// Returns the VM's labels.
     fn labels_of(&self, request: &UpdateMachineRequest) -> BTreeMap<String, String> {
         let id = request.provider_id.as_str();
         let vms = self.vms(|vm| vm.provider_id() == id);
         vms.first().map(|vm| vm.labels.clone()).unwrap_or_default()
     }
 
-    /// What a driver makes of the labels that it is to write.
+    /// Falsifies the labels of an update.
     fn mislabel(&self, request: &mut UpdateMachineRequest) {
         let spec = &mut request.machine.class.provider_spec.0;
         let id = request.provider_id.as_str();
@@ -308,7 +308,7 @@ fn has_null(spec: &Value) -> bool {
         .is_some_and(|spec| spec.values().any(Value::is_null))
 }
 
-/// The labels that a spec asks for.
+/// Returns the labels in a spec.
 fn labels(spec: &ProviderSpec) -> BTreeMap<String, String> {
     let labels = spec.0.get("labels").and_then(Value::as_object);
     let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));

@@ -10,9 +10,8 @@ use tokio::time::Instant;
 
 use super::Key;
 
-/// What the view does not show as it is.
+/// A view that lags behind the cloud.
 pub struct Behind {
-    /// How far behind it is.
     pub window: Duration,
     made: Mutex<HashMap<Key, (ProviderId, Instant)>>,
     deleted: Mutex<HashMap<Key, (Machine, Instant)>>,
@@ -42,7 +41,7 @@ impl Behind {
         Ok(made)
     }
 
-    /// What is not found yet is not deleted.
+    /// Does not delete a VM that is not visible yet.
     pub async fn delete(
         &self,
         key: Key,

@@ -1,4 +1,4 @@
-//! Ids that are made of cluster and name.
+//! Ids that are made from cluster and name.
 
 use cmi_driver::{ListedMachine, Machine, ProviderId, Result, Status};
 use cmi_simulated::{CloudConsole, Vm};
@@ -9,13 +9,13 @@ const SCHEME: &str = "named://";
 /// An id that no VM of the cloud has.
 const NO_VMS: &str = "simulated://zone-a/00000000-0000-0000-0000-000000000000";
 
-/// The way from the ids of the cloud to those that are made of names, and back.
+/// Maps the ids of the cloud to ids made from names, and back.
 pub struct Named {
     pub console: CloudConsole,
 }
 
 impl Named {
-    /// The cloud's id of the VM that has this one now.
+    /// Returns the cloud's id of the VM that currently has this id.
     pub fn real(&self, id: ProviderId) -> ProviderId {
         if !id.as_str().starts_with(SCHEME) {
             return id;
@@ -55,7 +55,7 @@ impl Named {
         machine
     }
 
-    /// A message names VMs by the ids that the caller knows.
+    /// Replaces the ids of VMs in a message by the ids that the caller knows.
     fn reworded(&self, status: Status) -> Status {
         let vms = self.console.vms().unwrap();
         let message = vms.iter().fold(status.message().to_owned(), |message, vm| {

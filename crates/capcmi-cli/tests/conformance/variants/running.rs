@@ -11,12 +11,12 @@ use super::Key;
 /// How long a call takes that takes its time.
 pub const MOMENT: Duration = Duration::from_millis(20);
 
-/// The calls that run.
+/// The running calls.
 pub struct Running {
     machines: Arc<Mutex<Vec<Key>>>,
     /// How long a create takes before it does anything.
     creation: Duration,
-    /// Whether a call keeps all others from its machine meanwhile.
+    /// Whether a running call excludes all others on its machine.
     is_alone: bool,
 }
 

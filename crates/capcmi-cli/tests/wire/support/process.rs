@@ -1,4 +1,4 @@
-//! `capcmi driver serve` in a process of its own.
+//! Runs `capcmi driver serve` as a child process.
 
 use std::process::{ExitStatus, Stdio};
 
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::TIMEOUT;
 
-/// A plugin that takes calls.
+/// A plugin that serves calls.
 pub struct Plugin {
     pub endpoint: Endpoint,
     process: Child,
@@ -31,7 +31,7 @@ impl Plugin {
         command
     }
 
-    /// Starts it, and waits until it says where it listens.
+    /// Starts it, and waits until it prints its endpoint.
     pub async fn start(command: &mut Command) -> Result<Self> {
         let mut process = command.spawn().context("starting the plugin")?;
         let stderr = process
@@ -77,7 +77,7 @@ impl Plugin {
         Ok(())
     }
 
-    /// Waits until it has ended; what it wrote comes along.
+    /// Waits for the process to exit, and returns its output too.
     pub async fn ended(mut self) -> Result<(ExitStatus, String)> {
         timeout(TIMEOUT, async {
             while let Some(line) = self.log.next_line().await? {

@@ -1,4 +1,4 @@
-//! Calls as HTTP/2 has them: a client library hides what comes before and what behind a response.
+//! Calls at the level of HTTP/2: a client library hides the frames before and after a response.
 
 use anyhow::{Context as _, Result};
 use bytes::{BufMut as _, Bytes, BytesMut};
@@ -10,14 +10,11 @@ use tokio::time::timeout;
 
 use super::TIMEOUT;
 
-/// A connection to a plugin.
 pub struct Connection(SendRequest<Bytes>);
 
-/// What came back.
 pub struct Answer {
-    /// What came first.
     pub headers: HeaderMap,
-    /// What came last; empty when the headers were all.
+    /// The trailers; empty for an answer with headers only.
     pub trailers: HeaderMap,
 }
 
@@ -31,7 +28,7 @@ impl Connection {
         Ok(Self(requests.ready().await?))
     }
 
-    /// Makes a call, with more headers than it needs.
+    /// Makes a call with additional headers.
     pub async fn call(
         &mut self,
         path: &str,
@@ -75,7 +72,7 @@ impl Connection {
 }
 
 impl Answer {
-    /// The gRPC status, wherever it stands.
+    /// Returns the gRPC status, from the trailers or the headers.
     pub fn code(&self) -> Result<tonic::Code> {
         let status = self
             .trailers

@@ -1,4 +1,4 @@
-//! A driver whose CreateMachine does what a test wants.
+//! A driver whose CreateMachine runs a test's closure.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 
 type Create = dyn Fn(CreateMachineRequest) -> BoxFuture<'static, Result<Machine>> + Send + Sync;
 
-/// Declares nothing, so that ListMachines, which it has, may not be called.
+/// Declares nothing, so its ListMachines must not be called.
 pub struct Scripted(Box<Create>);
 
 impl Scripted {

@@ -94,7 +94,7 @@ impl Served {
 
     /// Asks it to stop, and waits until it has.
     pub async fn stop(self) -> Result<()> {
-        // A receiver that is gone has stopped by itself; why is what comes next.
+        // A dropped receiver means that the server has stopped already; the next line returns the reason.
         let _asked = self.stop.send(());
         timeout(TIMEOUT, self.serving)
             .await

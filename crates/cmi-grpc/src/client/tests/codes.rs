@@ -1,4 +1,4 @@
-//! What the plugin says is what it is, for every code of every call.
+//! The client passes on the plugin's answer, for every code of every call.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use prost::Message as _;
@@ -11,7 +11,7 @@ use crate::proto::capcmi::v1::get_extension_capabilities_response::Call as Exten
 use crate::proto::capcmi::v1::{Machine, MachineAddress, machine_address};
 use cmi_driver::{Capabilities, Request, SecretValue, Secrets};
 
-/// Says every code to the call.
+/// Answers the call with every code.
 async fn every_code_arrives<Q: Request + AnyValue>(plugin: &Plugin, driver: &GrpcDriver) {
     let method = Q::OPERATION.name();
     for code in Code::ALL.into_iter().filter(|code| *code != Code::Uninitialized) {
@@ -27,7 +27,7 @@ async fn every_code_arrives<Q: Request + AnyValue>(plugin: &Plugin, driver: &Grp
 
 /// CMI-25, CLI-CR-01..CLI-CR-16, CLI-DE-02..CLI-DE-16, CLI-GS-02..CLI-GS-16, CLI-SD-02..CLI-SD-16,
 /// CLI-LM-01..CLI-LM-16, CLI-GV-02..CLI-GV-14, PLG-CR-xx, PLG-DE-xx, PLG-GS-xx, PLG-SD-xx, PLG-LM-xx,
-/// PLG-GV-xx: what follows from a code is in the retry table; here every one arrives, with its message.
+/// PLG-GV-xx: every code arrives with its message. The retry table holds the consequences.
 #[tokio::test]
 async fn every_code_of_every_call_arrives_as_it_was_said() {
     let plugin = Plugin::start();
@@ -85,7 +85,7 @@ impl MetadataObserver for Debugging {
     }
 }
 
-/// Which metadata a plugin writes is its own business, as long as there is no secret in it (CMI-186).
+/// A plugin may write any metadata without a secret (CMI-186).
 #[tokio::test]
 async fn an_observer_sees_also_the_headers_and_trailers_that_mean_nothing() {
     let plugin = Plugin::start();
@@ -111,8 +111,8 @@ async fn an_observer_sees_also_the_headers_and_trailers_that_mean_nothing() {
     );
 }
 
-/// A plugin may say more than many clients take, and a message is not cut before secrets are
-/// removed from it (OPS-11).
+/// A plugin may send more than many clients accept. The client removes secrets from a message before it cuts
+/// the message (OPS-11).
 #[tokio::test]
 async fn an_error_of_many_kib_arrives_whole() {
     let plugin = Plugin::start();
@@ -174,7 +174,7 @@ async fn of_a_long_secret_that_a_plugin_echoes_no_part_is_left() {
     }
 }
 
-/// A code that gRPC does not have says nothing.
+/// A code that gRPC does not have is meaningless.
 #[tokio::test]
 async fn a_code_that_there_is_not_is_unknown() {
     let plugin = Plugin::start();

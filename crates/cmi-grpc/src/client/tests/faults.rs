@@ -1,4 +1,5 @@
-//! Whatever breaks, nothing is made up about a VM: it is never gone, never made, and never refused for good.
+//! No fault leads to a false statement about a VM: that it is gone, that it was created, or that it is
+//! refused for good.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixListener;
@@ -23,7 +24,7 @@ fn machine() -> GetMachineStatusResponse {
     }
 }
 
-/// What a plugin may answer, and the code that it is worth.
+/// Possible answers of a plugin, and the expected code.
 fn faults() -> Vec<(&'static str, Reply, Code)> {
     let whole = Reply::ok(&machine());
     let mut half = whole.clone();
@@ -229,7 +230,7 @@ async fn a_plugin_that_is_asked_to_end_ends_what_it_has_begun_and_its_successor_
     call.await.unwrap().unwrap();
 }
 
-/// A connection on which nothing comes back is not used for ever.
+/// The client drops a silent connection.
 #[tokio::test]
 async fn a_probe_that_is_not_answered_ends_the_connection() {
     let plugin = Plugin::start();
@@ -242,7 +243,7 @@ async fn a_probe_that_is_not_answered_ends_the_connection() {
     assert_eq!((plugin.connections(), driver.connection_generation()), (2, 2));
 }
 
-/// Servers of something else: the one answers, the other waits for a preface.
+/// Servers that are not plugins: one answers, the other waits for a preface.
 #[tokio::test]
 async fn a_server_that_speaks_no_http2_is_unavailable() {
     let folder = tempfile::tempdir().unwrap();

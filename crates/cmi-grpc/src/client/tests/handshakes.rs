@@ -1,4 +1,4 @@
-//! The plugin's name, what it can do, and whether it can now.
+//! The plugin's name, capabilities and readiness.
 
 use super::faults::html;
 use super::plugin::{CallEnd, Plugin, Reply, capabilities};
@@ -109,7 +109,7 @@ async fn what_is_not_declared_is_unimplemented_without_a_round_trip() {
     assert_eq!(plugin.methods(), HANDSHAKE);
 }
 
-/// The least that a plugin may be: it says its name.
+/// The smallest possible plugin only has a name.
 #[tokio::test]
 async fn a_plugin_with_create_and_delete_alone_makes_and_deletes_vms() {
     let plugin = Plugin::start();
@@ -125,8 +125,8 @@ async fn a_plugin_with_create_and_delete_alone_makes_and_deletes_vms() {
     assert_eq!(plugin.connections(), 1);
 }
 
-/// CMI-50, CMI-58, CMI-155: any gRPC server says UNIMPLEMENTED of what it does not know, and so does
-/// a proxy without a route.
+/// CMI-50, CMI-58, CMI-155: any gRPC server answers UNIMPLEMENTED to an unknown call, and so does a proxy
+/// without a route.
 #[tokio::test]
 async fn a_grpc_server_that_does_not_serve_the_identity_calls_is_no_plugin() {
     for method in &HANDSHAKE[..2] {
@@ -154,8 +154,8 @@ async fn a_grpc_server_that_does_not_serve_the_identity_calls_is_no_plugin() {
     }
 }
 
-/// A proxy that loses its route in the middle of a connection says of every call that it is unimplemented: a
-/// look-up that the driver lacks would lead to a create.
+/// A proxy that loses its route during a connection answers every call with UNIMPLEMENTED. If the client
+/// believed that the driver lacks the look-up, it would create a second VM.
 #[tokio::test]
 async fn unimplemented_counts_only_while_the_plugin_says_its_name() {
     let plugin = Plugin::start();
@@ -184,8 +184,8 @@ async fn unimplemented_counts_only_while_the_plugin_says_its_name() {
     assert_eq!(plugin.count("CreateMachine"), 0);
 }
 
-/// An HTTP server says so of a service that is not registered: that of Go, and those that
-/// mix gRPC with other things.
+/// Some HTTP servers answer 404 for an unregistered service: Go's, and servers that mix gRPC with other
+/// content.
 #[tokio::test]
 async fn a_plugin_whose_server_has_no_page_for_the_extension_is_used_without_it() {
     let plugin = Plugin::start();
@@ -203,7 +203,7 @@ async fn a_plugin_whose_server_has_no_page_for_the_extension_is_used_without_it(
     );
 }
 
-/// DRV-30: of VMs, a proxy that has lost its plugin knows nothing.
+/// DRV-30: a proxy that has lost its plugin knows nothing about VMs.
 #[tokio::test]
 async fn a_server_that_has_no_page_for_the_identity_service_is_no_plugin() {
     for method in &HANDSHAKE[..3] {
@@ -230,7 +230,7 @@ async fn a_plugin_that_does_not_say_whether_it_is_ready_is_ready() {
     driver.create_machine(create()).await.unwrap();
 }
 
-/// CMI-74, CMI-76, CMI-78: what such a plugin says of a VM is worth nothing.
+/// CMI-74, CMI-76, CMI-78: such a plugin's statements about a VM cannot be trusted.
 #[tokio::test]
 async fn a_plugin_that_is_not_ready_or_not_healthy_is_not_asked_about_machines() {
     let plugin = Plugin::start();
@@ -253,8 +253,8 @@ async fn a_plugin_that_is_not_ready_or_not_healthy_is_not_asked_about_machines()
     assert_eq!(plugin.connections(), 1);
 }
 
-/// CMI-68, CMI-72, CMI-74: a plugin says with any code but UNIMPLEMENTED that it is not healthy, and is left
-/// alone until it says otherwise; also right after the handshake.
+/// CMI-68, CMI-72, CMI-74: any code except for UNIMPLEMENTED means that the plugin is unhealthy. The client
+/// then makes no calls until the plugin reports otherwise, even right after the handshake.
 #[tokio::test]
 async fn a_probe_that_is_refused_with_any_code_means_not_healthy_on_a_new_connection_as_on_an_old_one() {
     let refusing = || (1..=16).filter(|code| *code != 12);
@@ -287,7 +287,7 @@ async fn a_probe_that_is_refused_with_any_code_means_not_healthy_on_a_new_connec
     }
 }
 
-/// What was lost on the way is no word of the plugin's.
+/// A lost answer is not the plugin's answer.
 #[tokio::test]
 async fn a_probe_whose_answer_is_lost_says_nothing_of_the_plugins_health() {
     let plugin = Plugin::start();
@@ -308,7 +308,7 @@ async fn a_plugin_that_comes_late_is_waited_for_without_being_hammered() {
     let status = driver.create_machine(create()).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
     assert!(status.message().contains("cmi.sock: "), "{status}");
-    // It listens, and does not answer yet: a call that follows at once fails without a try.
+    // It listens, but does not answer yet: the next call fails without an attempt.
     plugin.answers("GetPluginInfo", Reply::error(14, "starting"));
     plugin.listen();
     let asked = futures::future::join_all((0..100).map(|_| driver.create_machine(create()))).await;
@@ -360,8 +360,8 @@ async fn a_plugin_is_asked_again_what_it_is_after_a_while_and_counts_as_another_
     assert!(!other.capabilities.supports(Operation::ListMachines));
 }
 
-/// A successor that accepts and says nothing, be it asked for as long as a probe may take, is no reason
-/// to leave one that answers.
+/// A successor that accepts but does not answer within a probe's timeout does not replace a plugin that
+/// answers.
 #[tokio::test]
 async fn a_renewal_that_hangs_leaves_the_old_connection_and_time_to_ask_on_it() {
     let plugin = Plugin::start();

@@ -1,4 +1,4 @@
-//! Calls that the extension has a better one for.
+//! Calls that have a better alternative in the extension.
 
 use super::plugin::{Plugin, Reply};
 use super::*;
@@ -83,7 +83,7 @@ async fn a_list_that_does_not_end_is_internal() {
     assert_eq!(plugin.count("ListMachinesPaged"), 2);
 }
 
-/// A machine that comes or goes between two pages may move another to both.
+/// A machine that appears or disappears between two pages may put another machine on both pages.
 #[tokio::test]
 async fn a_machine_that_is_on_two_pages_is_listed_once() {
     let plugin = extended(&[ExtensionCall::ListMachinesPaged]);

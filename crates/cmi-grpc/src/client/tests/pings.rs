@@ -1,5 +1,5 @@
-//! Servers of gRPC close a connection on which pings come too often, as they are out of the box: three within
-//! five minutes, unless they have sent something in between.
+//! By default, gRPC servers close a connection with too frequent pings: three within five minutes, unless
+//! they have sent data in between.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,13 +11,13 @@ use tokio::net::{UnixListener, UnixStream};
 use super::plugin::{CallEnd, Reply};
 use super::*;
 
-/// What a client begins HTTP/2 with, and the head of a frame.
+/// The length of the HTTP/2 client preface, and of a frame's head.
 const PREFACE: usize = 24;
 const HEAD: usize = 9;
 const PING: u8 = 6;
 const ACKNOWLEDGES: u8 = 1;
 
-/// The pings that come over connections to a plugin.
+/// Counts the pings on the connections to a plugin.
 #[derive(Clone, Debug, Default)]
 struct Pings(Arc<AtomicUsize>);
 
@@ -26,7 +26,7 @@ impl Pings {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// Takes connections in the plugin's place, and hands on to it what comes.
+    /// Accepts connections in the plugin's place, and relays their bytes to the plugin.
     async fn relay(self, listener: UnixListener, plugin: PathBuf) {
         while let Ok((client, _)) = listener.accept().await {
             let (mut from_client, mut to_client) = client.into_split();
@@ -37,7 +37,7 @@ impl Pings {
         }
     }
 
-    /// Until either side has ended.
+    /// Copies frames and counts pings until either side has ended.
     async fn hand_on(
         self,
         from: &mut (impl AsyncRead + Unpin),

@@ -31,12 +31,11 @@ use crate::proto::cmi::v1::{
 
 type Body = StreamBody<BoxStream<'static, Result<Frame<Bytes>, TransportError>>>;
 
-/// What a stream ends with that is reset.
+/// The error of a stream that the plugin resets.
 #[derive(Debug, thiserror::Error)]
 #[error("the plugin resets the stream")]
 pub struct TransportError;
 
-/// What the plugin answers to a call.
 #[derive(Clone)]
 pub struct Reply {
     pub status: u16,
@@ -45,12 +44,12 @@ pub struct Reply {
     pub ending: CallEnd,
 }
 
-/// How the answer ends.
+/// The end of an answer.
 #[derive(Clone)]
 pub enum CallEnd {
     /// With these trailers.
     Trailers(Vec<(&'static str, String)>),
-    /// As if nothing were missing.
+    /// Ends without an error, although trailers are missing.
     Nothing,
     /// The stream is reset.
     Reset,
@@ -58,13 +57,12 @@ pub enum CallEnd {
     Refused,
     /// The stream is reset after this long.
     ResetAfter(std::time::Duration),
-    /// It does not end.
+    /// Never ends.
     Never,
     /// It does not begin before [`Plugin::release`], and then is OK.
     Held,
 }
 
-/// A call that came.
 #[derive(Clone, Debug)]
 pub struct ReceivedCall {
     /// `CreateMachine`.
@@ -74,10 +72,10 @@ pub struct ReceivedCall {
     pub message: Vec<u8>,
 }
 
-/// What a plugin answers, and what it was asked.
+/// The plugin's answers, and the received calls.
 #[derive(Default)]
 pub struct Script {
-    /// The last one of a method stays.
+    /// The last reply of a method repeats.
     replies: Mutex<HashMap<String, VecDeque<Reply>>>,
     calls: Mutex<Vec<ReceivedCall>>,
     connections: watch::Sender<usize>,
@@ -197,8 +195,8 @@ pub const ALL: [Capability; 6] = [
 ];
 
 impl Plugin {
-    /// A plugin that declares all of cmi.v1, makes a VM `sim://1`, deletes any, and knows nothing
-    /// else. It does not listen.
+    /// Returns a plugin that declares all of cmi.v1, creates a VM `sim://1`, deletes any VM, and answers no
+    /// other call. It does not listen.
     pub fn absent() -> Self {
         let plugin = Self {
             folder: tempfile::tempdir().unwrap(),
@@ -239,7 +237,7 @@ impl Plugin {
         self.accept(Arc::clone(&self.script));
     }
 
-    /// Lets another plugin take the connections that come from now on; those that are there stay.
+    /// Lets another plugin accept new connections; existing connections stay.
     pub fn hand_over(&mut self, successor: &Self) {
         if let Some((accepting, _)) = self.listening.take() {
             accepting.abort();
@@ -270,8 +268,8 @@ impl Plugin {
         std::fs::remove_file(self.socket()).unwrap();
     }
 
-    /// Takes no more calls on the connections there are, and ends what was begun on them, as a process
-    /// does that was asked to end.
+    /// Accepts no more calls on the existing connections, and finishes the running calls, like a process that
+    /// was told to stop.
     pub fn retire(&self) {
         self.script.retired.cancel();
     }
@@ -286,7 +284,7 @@ impl Plugin {
         self.answers_in_turn(method, [reply]);
     }
 
-    /// From now on, these are the answers to a method, the last one for ever.
+    /// Sets the next answers to a method; the last answer repeats.
     pub fn answers_in_turn(&self, method: &str, replies: impl IntoIterator<Item = Reply>) {
         let replies = replies.into_iter().collect();
         self.script
@@ -311,7 +309,7 @@ impl Plugin {
         self.methods().iter().filter(|name| *name == method).count()
     }
 
-    /// How many connections were made.
+    /// The number of connections so far.
     pub fn connections(&self) -> usize {
         *self.script.connections.borrow()
     }
@@ -325,14 +323,14 @@ impl Plugin {
         }
     }
 
-    /// Waits until so many calls were cancelled by their caller.
+    /// Waits until callers have cancelled this many calls.
     pub async fn cancelled(&self, count: usize) {
         let mut cancelled = self.script.cancelled.subscribe();
         let waiting = cancelled.wait_for(|seen| *seen >= count);
         tokio::time::timeout(super::LONG, waiting).await.unwrap().unwrap();
     }
 
-    /// What it answers, for a listener elsewhere.
+    /// Its script, for another listener.
     pub fn script(&self) -> Arc<Script> {
         Arc::clone(&self.script)
     }
@@ -366,7 +364,7 @@ async fn serve(script: Arc<Script>, stream: Box<dyn Stream>) {
             connection.await
         }
     };
-    // A client that goes is none of the plugin's business.
+    // The plugin does not care about a client that disconnects.
     drop(served);
 }
 

@@ -44,7 +44,7 @@ impl Authority {
     }
 }
 
-/// A plugin behind TLS that asks for each caller's certificate, and remembers it.
+/// A plugin behind TLS that requests and records each caller's certificate.
 struct Secured {
     plugin: Plugin,
     port: u16,
@@ -195,7 +195,7 @@ async fn a_provider_that_the_plugin_does_not_know_is_unavailable_and_says_why() 
     assert!(secured.plugin.calls().is_empty());
 }
 
-/// Not `CertificateRequired`, or a broken pipe: which flag is missing.
+/// The error names the missing flag instead of `CertificateRequired` or a broken pipe.
 #[tokio::test]
 async fn a_certificate_that_the_plugin_asks_for_and_was_not_given_is_named_with_its_flags() {
     let authority = Authority::new();
@@ -214,7 +214,7 @@ async fn a_certificate_that_the_plugin_asks_for_and_was_not_given_is_named_with_
         for part in ["requires a client certificate", "--cert-file", "`tls.keyFile`"] {
             assert!(status.message().contains(part), "{version:?}: {status}");
         }
-        // What else is wrong is not blamed on it.
+        // Other mistakes are not blamed on the client certificate.
         let status = anonymous("").probe().await.unwrap_err();
         assert!(
             status.message().contains("not valid for name"),
@@ -264,7 +264,7 @@ async fn files_that_are_not_there_or_hold_something_else_are_named() {
     assert!(status.message().contains("ca.crt: No such file"), "{status}");
 }
 
-/// CMI-160: which side has no TLS is reported, and no call is made.
+/// CMI-160: the error names the side without TLS, and no call is made.
 #[tokio::test]
 async fn tls_on_one_side_alone_is_named() {
     let authority = Authority::new();

@@ -17,12 +17,12 @@ use crate::convert::{MachinePage, PageRequest, PageToken};
 use crate::{extension_rpcs, machine_rpcs};
 use cmi_driver::*;
 
-/// Any value of a type that requests and responses are, or are made of.
+/// Any value of a request, a response, or one of their parts.
 pub(crate) trait AnyValue: Sized + Debug + 'static {
     fn any() -> BoxedStrategy<Self>;
 }
 
-/// The same value whenever it is asked for.
+/// Returns the same value each time.
 pub(crate) fn sample<T: AnyValue>() -> T {
     let tree = T::any().new_tree(&mut TestRunner::deterministic());
     tree.unwrap().current()
@@ -54,7 +54,7 @@ any_values! {
     ClassDescription: description();
 }
 
-/// What has these fields has any value in each.
+/// Implements a strategy with any value in each of these fields.
 macro_rules! made_of {
     ($type:ident { $($field:ident),+ }) => {
         impl AnyValue for $type {
@@ -177,7 +177,7 @@ pub(crate) fn machine() -> impl Strategy<Value = Machine> {
         )
 }
 
-/// What is known of a machine without the extension.
+/// A machine without the fields of the extension.
 pub(super) fn plain_machine() -> impl Strategy<Value = Machine> {
     (provider_id(), name()).prop_map(|(provider_id, node_name)| Machine::new(provider_id, node_name))
 }
@@ -218,7 +218,7 @@ fn migration() -> impl Strategy<Value = GenerateMachineClassForMigrationRequest>
     })
 }
 
-/// Sorted by provider id, each of which is there once.
+/// Sorted by provider id, without duplicates.
 pub(super) fn listed() -> impl Strategy<Value = Vec<ListedMachine>> {
     btree_map(provider_id(), "[a-z0-9.-]{0,253}", 0..8).prop_map(|machines| {
         let machines = machines.into_iter();
@@ -228,7 +228,7 @@ pub(super) fn listed() -> impl Strategy<Value = Vec<ListedMachine>> {
     })
 }
 
-/// The same with what a page has room for.
+/// Adds the fields that only a page has.
 fn listed_with_facts() -> impl Strategy<Value = Vec<ListedMachine>> {
     let facts = (
         option::of("[!-~]{1,256}"),

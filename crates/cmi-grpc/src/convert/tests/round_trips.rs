@@ -1,4 +1,4 @@
-//! What goes onto the wire comes off it as it was, and nothing that comes off it makes us panic.
+//! Values survive the way onto the wire and back, and no bytes from the wire cause a panic.
 
 use std::fmt::Debug;
 
@@ -11,8 +11,8 @@ use crate::proto::{capcmi, cmi};
 use crate::{extension_rpcs, machine_rpcs};
 use cmi_driver::*;
 
-/// Sends a value over the wire, and compares what arrives. Then sends it with broken bytes: whatever arrives,
-/// reading it may fail but not panic.
+/// Sends a value over the wire and compares the received value. Then sends it with broken bytes: reading them
+/// may fail but not panic.
 fn goes_through<Wire, Value>(
     value: &Value,
     breaks: &[(prop::sample::Index, u8)],
@@ -64,7 +64,7 @@ macro_rules! response_goes_through {
         type Response = <$driver as Request>::Response;
         go_through! { response: Response::any(), Response => $wire; }
     };
-    // What there is no room for comes in the trailers, and there is nothing in what is empty.
+    // Trailers carry the fields that the message lacks, and an empty message has no fields.
     (with_trailers $driver:ident => $wire:ty) => {};
     (empty $driver:ident => $wire:ty) => {};
 }

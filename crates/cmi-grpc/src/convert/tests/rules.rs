@@ -25,7 +25,7 @@ fn created() -> cmi::v1::CreateMachineResponse {
     }
 }
 
-/// What is reported of a message that breaks a rule.
+/// Returns the error for a message that breaks a rule.
 #[track_caller]
 fn refused<Wire, Value>(message: Wire) -> String
 where
@@ -125,7 +125,7 @@ fn a_field_may_be_as_long_as_the_file_says_and_no_longer() {
     );
 }
 
-/// CMI-88: the text names the place, and shows nothing of what stands there.
+/// CMI-88: the text names the position, and shows none of the value.
 #[test]
 fn a_provider_spec_that_is_no_json_object_is_refused() {
     for spec in [
@@ -224,7 +224,7 @@ fn a_probe_without_readiness_is_ready() {
     assert_eq!(read(Some(false)), Readiness::NotReady);
 }
 
-/// CMI-60: the numbers of the published file, not those of the text.
+/// CMI-60: the numbers in the published file differ from those in its text.
 #[test]
 fn list_is_capability_four_and_shut_down_is_five() {
     // capabilities { rpc { type: 4 } }, and the same with an unknown number.
@@ -356,7 +356,7 @@ fn an_unknown_address_and_an_unknown_power_state_are_left_out() {
     );
 }
 
-/// A time that can't be one would make a VM look older than it is.
+/// An invalid time would make a VM look older than it is.
 #[test]
 fn a_listed_machine_was_made_at_a_time_that_there_is() {
     for (seconds, nanos) in [(-1, 0), (0, -1), (0, 1_000_000_000), (i64::MAX, 0)] {
@@ -386,7 +386,7 @@ fn a_page_has_no_negative_size() {
     assert_eq!(refused::<_, PageRequest>(request), "field page_size is negative");
 }
 
-/// CMI-28, CMI-30: what is wrong with a request is the caller's to repair, with a response the plugin's.
+/// CMI-28, CMI-30: the caller must fix a broken request, and the plugin a broken response.
 #[test]
 fn a_broken_rule_is_invalid_argument_in_a_request_and_internal_in_a_response() {
     let mut request = create();
