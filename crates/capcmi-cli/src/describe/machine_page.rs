@@ -9,10 +9,10 @@ use super::machine::{ClusterSummary, MachineReport};
 use super::owners::{Owner, OwnerState};
 use super::page::{Page, ago, or_none, span};
 use super::vm::VmAnswer;
-use capcmi::api::identity;
+use crate::observed_vm::ObservedVm;
+use capcmi::api::identity::{self, VmRecord, VmState};
 use capcmi::api::v1alpha1::{InfraCluster, InfraMachine, OperationState};
 use capcmi::api::{ObjectMetaExt as _, conditions};
-use capcmi::driver::ObservedVm;
 use capcmi::machine::phase;
 
 /// Renders the facts about a machine and the next steps as one page.
@@ -29,6 +29,7 @@ pub fn page(facts: &MachineReport, now: Timestamp) -> String {
     let shown = machine.status.as_ref().map(|status| status.conditions.as_slice());
     table_of(&mut page, shown.unwrap_or_default(), now);
     last_operation(&mut page, machine, now);
+    record(&mut page, machine, now);
     driver(&mut page, machine);
     vm(&mut page, &facts.vm);
     events(&mut page, facts, now);
@@ -203,6 +204,48 @@ fn last_operation(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
     }
 }
 
+fn record(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
+    page.section("Record of the VM");
+    let record = match VmRecord::of(machine) {
+        Ok(Some(record)) => record,
+        Ok(None) => return page.row("State", "none: no create was issued"),
+        Err(invalid) => return page.row("Invalid", &invalid.to_string()),
+    };
+    page.row("State", &state_of_vm(record.state, now));
+    if let Some(unanswered) = record.state.unanswered() {
+        page.row(
+            "Unanswered",
+            &format!("a create of {}, {unanswered:.0}", ago(unanswered, now)),
+        );
+    }
+    if let Some(made) = &record.made_from {
+        let secret = made
+            .secret
+            .as_deref()
+            .map_or("no Secret".to_owned(), |name| format!("Secret `{name}`"));
+        page.row("Made with", &format!("driver `{}`, {secret}", made.driver));
+    }
+    if record.adopted {
+        page.row("Adopted", "yes");
+    }
+}
+
+fn state_of_vm(state: VmState, now: Timestamp) -> String {
+    match state {
+        VmState::Creating { several: true, .. } => {
+            format!("{}: several creates have no recorded answer", state.name())
+        }
+        VmState::ShuttingDown { accepted, .. } => {
+            format!("{}: accepted {}", state.name(), ago(accepted, now))
+        }
+        VmState::None
+        | VmState::Creating { .. }
+        | VmState::Refused
+        | VmState::Exists { .. }
+        | VmState::Updating { .. } => state.name().to_owned(),
+    }
+}
+
 fn driver(page: &mut Page, machine: &InfraMachine) {
     page.section("Driver");
     page.row("Name", or_none(&identity::driver_name(machine)));
@@ -216,7 +259,7 @@ fn driver(page: &mut Page, machine: &InfraMachine) {
         Some(shown) => format!("{}, {}: {}", shown.status, shown.reason, shown.message),
     };
     page.row("Reachable", &reachable);
-    let secret = capcmi::api::identity::credentials(machine);
+    let secret = identity::credentials(machine);
     page.row(
         "Secret",
         secret
