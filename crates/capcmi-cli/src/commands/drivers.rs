@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 
+use crate::introspection::{Introspection, introspect};
 use capcmi::apiserver::leadership::Leadership;
-use capcmi::driver::{ConfiguredDriver, ConfiguredDrivers, Introspection, Priority};
+use capcmi::driver::{ConfiguredDriver, ConfiguredDrivers, Priority};
 use capcmi::manager::cli::drivers::{build, configured, load};
 use capcmi::manager::cli::drivers_file::DriverConfig;
 use capcmi::manager::cli::terminal::print_line;
@@ -95,7 +96,7 @@ async fn describe(driver: &ConfiguredDriver) -> cmi_driver::Result<(Readiness, S
         info,
         readiness,
         capabilities,
-    } = permit.introspect().await?;
+    } = introspect(&permit).await?;
     let shown = match readiness {
         Readiness::Ready => "ready",
         Readiness::NotReady => "not ready yet",

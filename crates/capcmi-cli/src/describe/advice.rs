@@ -8,12 +8,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use super::machine::MachineReport;
 use super::owners::OwnerState;
 use super::vm::VmAnswer;
+use crate::observed_vm::ObservedVm;
 use capcmi::api::conditions::{self, ConditionStatus};
 use capcmi::api::identity::{self, driver_name};
 use capcmi::api::reason::{self, Reason};
 use capcmi::api::v1alpha1::{InfraMachine, OperationState};
 use capcmi::api::{ObjectMetaExt as _, annotations};
-use capcmi::driver::ObservedVm;
 
 /// Returns the next steps for a machine, most important first. The list is never empty.
 pub(super) fn steps(facts: &MachineReport, now: Timestamp) -> Vec<String> {

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use super::Error;
 use super::events::{self, EventSummary};
 use super::scrape::Scrape;
+use crate::introspection::{Introspection, introspect};
 use capcmi::api::bounded::Bounded;
 use capcmi::api::cluster_api::cluster_name;
 use capcmi::api::conditions::reason;
@@ -17,7 +18,7 @@ use capcmi::api::identity::driver_name;
 use capcmi::api::v1alpha1::{InfraCluster, InfraMachine};
 use capcmi::api::{DeserializeGuard, Parts};
 use capcmi::apiserver::{error_message, pages};
-use capcmi::driver::{ConfiguredDrivers, Introspection, Priority};
+use capcmi::driver::{ConfiguredDrivers, Priority};
 use capcmi::machine::{phase, phase_reason};
 use cmi_driver::Status;
 
@@ -144,7 +145,7 @@ async fn answer(drivers: Option<&ConfiguredDrivers>, name: &str) -> DriverAnswer
         return DriverAnswer::NotAsked;
     };
     let permit = driver.acquire(Priority::Upkeep, "capcmi describe").await;
-    match permit.introspect().await {
+    match introspect(&permit).await {
         Ok(introspection) => DriverAnswer::Says(introspection),
         Err(status) => DriverAnswer::Failed(status),
     }

@@ -8,8 +8,8 @@ use super::event_table::event_table;
 use super::machine_page::summary;
 use super::page::{Page, or_none};
 use super::scrape::Scrape;
+use crate::introspection::Introspection;
 use capcmi::api::{ObjectMetaExt as _, conditions};
-use capcmi::driver::Introspection;
 use capcmi::telemetry::metrics::MachinePhase;
 use cmi_driver::{Capabilities, Operation, Readiness};
 

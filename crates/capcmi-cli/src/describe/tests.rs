@@ -15,9 +15,10 @@ use super::owners::{Owner, OwnerState};
 use super::scrape::Scrape;
 use super::vm::VmAnswer;
 use super::{driver_page, machine_page};
+use crate::introspection::Introspection;
+use crate::observed_vm::ObservedVm;
 use capcmi::api::annotations;
 use capcmi::api::v1alpha1::{InfraCluster, InfraMachine};
-use capcmi::driver::{Introspection, ObservedVm};
 use capcmi::telemetry::metrics::{BreakerCount, Metrics, OrphanReason, PermitCount};
 use cmi_driver::{Capabilities, Code, Operation, PluginInfo, PowerState, Readiness};
 

@@ -2,12 +2,13 @@
 
 use kube::Client;
 
+use crate::observed_vm::{ObservedVm, observe_vm};
 use capcmi::api::ObjectMetaExt as _;
 use capcmi::api::identity;
 use capcmi::api::v1alpha1::InfraMachine;
 use capcmi::driver::credentials;
 use capcmi::driver::resolution::driver_of;
-use capcmi::driver::{ConfiguredDrivers, ObservedVm, Permit, Priority};
+use capcmi::driver::{ConfiguredDrivers, Permit, Priority};
 use cmi_driver::{Code, ListMachinesRequest, MachineClass, MachineRef, Operation, ProviderSpec, Status};
 
 /// The driver's answer about the VM.
@@ -82,7 +83,7 @@ async fn look_up(permit: &Permit<'_>, machine: &InfraMachine, class: MachineClas
     }
     if capabilities.supports(Operation::GetMachineStatus) {
         let provider_id = machine.spec.provider_id.as_deref().and_then(|id| id.parse().ok());
-        let observed = permit.observe_vm(MachineRef::new(name, class), provider_id).await;
+        let observed = observe_vm(permit, MachineRef::new(name, class), provider_id).await;
         return observed.map_or_else(
             |status| VmAnswer::failed(Operation::GetMachineStatus, &status),
             VmAnswer::Observed,

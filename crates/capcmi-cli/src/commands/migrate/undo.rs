@@ -14,7 +14,8 @@ use crate::commands::drivers;
 use crate::migration::plan::{Destination, Migration, Object};
 use crate::migration::source::text;
 use crate::migration::undo::{self, MigratedObjects, Vm};
-use capcmi::driver::{ConfiguredDriver, ObservedVm, Priority};
+use crate::observed_vm::{ObservedVm, observe_vm};
+use capcmi::driver::{ConfiguredDriver, Priority};
 use capcmi::manager::cli::terminal::print_line;
 use capcmi::manager::cli::{CommandError, ResultExt as _};
 use cmi_driver::{MachineClass, MachineRef};
@@ -180,7 +181,7 @@ async fn observe(driver: &ConfiguredDriver, object: &Object, class: MachineClass
         return Vm::Unknown(format!("{}: {}", status.code(), status.message()));
     }
     let machine = MachineRef::new(&object.name, class);
-    let found = match permit.observe_vm(machine, id.parse().ok()).await {
+    let found = match observe_vm(&permit, machine, id.parse().ok()).await {
         Ok(ObservedVm::Present(machine) | ObservedVm::Uninitialized(machine)) => machine.provider_id,
         Ok(ObservedVm::Absent) => return Vm::Absent,
         Err(status) => return Vm::Unknown(format!("{}: {}", status.code(), status.message())),
