@@ -17,7 +17,7 @@ use self::plan::{
 };
 use crate::api::cluster_api::Cluster;
 use crate::api::conditions::reason;
-use crate::api::retry::Stage;
+use crate::api::retry::Call;
 use crate::api::v1alpha1::InfraCluster;
 use crate::api::wall_clock;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations, labels};
@@ -100,7 +100,7 @@ async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Requeu
     publish(infra, ctx, &plan, &zones, connectivity.as_ref()).await?;
     Ok(match zones {
         Zones::Known(_) | Zones::None => Requeue::After(DRIVER_REFRESH_INTERVAL),
-        Zones::Failed(status) => Requeue::after_failure(Stage::ListZones, &status),
+        Zones::Failed(status) => Requeue::after_failure(Call::ListZones, &status),
         // Secrets are not watched.
         Zones::NoSecrets(_) => Requeue::BackOff(Duration::ZERO),
         Zones::NotQueried | Zones::NotConfigured(_) => Requeue::OnChange,
@@ -140,7 +140,7 @@ async fn zones(infra: &InfraCluster, ctx: &Context, cluster_id: &str) -> Result<
         object: &infra.metadata,
         driver: infra.spec.driver.as_deref(),
         secret: infra.spec.secret_ref.as_ref().map(|secret| secret.name.as_str()),
-        stage: Stage::ListZones,
+        call: Call::ListZones,
         enqueue: &ctx.enqueue,
     };
     let spec = |capabilities: &Capabilities| {

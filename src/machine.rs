@@ -29,6 +29,8 @@ pub use context::{Context, Reference};
 pub use publish::phase::{phase, phase_reason};
 pub use runtime_state::{LookUpHint, RuntimeStates};
 
+use kube::Resource as _;
+
 use self::execute::execute;
 use self::gather::{Gathered, gather};
 use self::object::Object;
@@ -107,5 +109,8 @@ fn cached(ctx: &Context, queued: &InfraMachine) -> Arc<InfraMachine> {
 
 /// Returns when to retry a reconcile that failed.
 pub fn error_policy(object: &DeserializeGuard<InfraMachine>, error: &Error, ctx: &Context) -> Action {
-    reconcile::error_policy(ControllerName::InfraMachine, object, error, &*ctx.states)
+    if matches!(error, Error::Gone { .. }) {
+        ctx.states.forget(object.meta().uid());
+    }
+    reconcile::error_policy(ControllerName::InfraMachine, object, error, &ctx.failures)
 }

@@ -17,8 +17,7 @@ use std::time::Duration;
 use kube::Resource;
 use tokio::time::Instant;
 
-pub use self::failure_log::FailureCounts;
-use self::failure_log::FailureLog;
+pub use self::failure_log::FailureLog;
 pub use self::permit::{Enqueue, upkeep_permit, waker};
 pub use self::requeue::{Action, Requeue};
 
@@ -63,7 +62,7 @@ pub fn error_policy<K: Resource<DynamicType = ()>>(
     controller: ControllerName,
     object: &K,
     error: &Error,
-    failures: &impl FailureCounts,
+    failures: &FailureLog,
 ) -> Action {
     let attempt = failures.count_failure(object.meta().uid());
     if matches!(error, Error::Gone { .. }) {
@@ -175,7 +174,7 @@ impl Reconciler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::retry::{LONG_WAIT, Stage};
+    use crate::api::retry::{Call, LONG_WAIT};
     use crate::api::v1alpha1::{InfraCluster, InfraClusterSpec};
     use crate::apiserver::recorded;
     use crate::driver::tests::{FakeDriver, driver_with_one_permit};
@@ -270,7 +269,7 @@ mod tests {
     async fn what_the_driver_asks_for_is_a_lower_bound_of_the_wait() {
         let asks = |code, seconds| {
             let status = Status::new(code, "no").with_retry_after(Duration::from_secs(seconds));
-            Requeue::after_failure(Stage::ListZones, &status)
+            Requeue::after_failure(Call::ListZones, &status)
         };
         for (code, asked, waits) in [
             (Code::Unavailable, 1, [5, 10, 20]),

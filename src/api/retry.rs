@@ -1,4 +1,4 @@
-//! Maps each stage and code of a failed driver call to the controller's reaction. The documentation's table
+//! Maps each driver call and its code to the controller's reaction. The documentation's table
 //! is generated from this mapping.
 
 mod jitter;
@@ -46,10 +46,10 @@ pub fn is_same_or_both_transient(one: &str, other: &str) -> bool {
     one == other || (passes(one) && passes(other))
 }
 
-/// The stage of a machine's life during which a call is made. The same answer may have a different meaning at
-/// another stage.
+/// A driver call, with its place in a machine's life. The same answer may have a different meaning at another
+/// place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Stage {
+pub enum Call {
     /// The look-up before the first create.
     LookUp,
     /// The look-up after a create that may have made the VM.
@@ -146,8 +146,8 @@ pub enum VmObservation {
     Uninitialized,
 }
 
-impl Stage {
-    /// Every stage, in the order of a machine's life.
+impl Call {
+    /// Every call, in the order of a machine's life.
     pub const ALL: [Self; 17] = [
         Self::LookUp,
         Self::LookUpAgain,
@@ -168,7 +168,7 @@ impl Stage {
         Self::VolumeIds,
     ];
 
-    /// Returns the driver call of this stage.
+    /// Returns the operation of this call.
     pub const fn operation(self) -> Operation {
         match self {
             Self::LookUp | Self::LookUpAgain | Self::Refresh | Self::ConfirmGone => {
@@ -247,8 +247,8 @@ impl Disposition {
 }
 
 /// Returns the reaction to a failed call with this code (CTL-02, CTL-04, and the rows `CTL-<call>-<code>`).
-pub const fn disposition(stage: Stage, code: Code) -> Disposition {
-    if matches!(stage, Stage::VolumeIds) {
+pub const fn disposition(call: Call, code: Code) -> Disposition {
+    if matches!(call, Call::VolumeIds) {
         return of_volume_ids(code);
     }
     match code {
@@ -256,88 +256,88 @@ pub const fn disposition(stage: Stage, code: Code) -> Disposition {
             Disposition::Retry
         }
         Code::PermissionDenied | Code::Unauthenticated => {
-            skip_shut_down_or(stage, Disposition::NeedsIntervention)
+            skip_shut_down_or(call, Disposition::NeedsIntervention)
         }
-        Code::Internal | Code::DataLoss => match stage {
+        Code::Internal | Code::DataLoss => match call {
             // The failed call still counts as one of the VM's limited restarts.
-            Stage::Restart => Disposition::Retry,
-            _ => skip_shut_down_or(stage, Disposition::NeedsIntervention),
+            Call::Restart => Disposition::Retry,
+            _ => skip_shut_down_or(call, Disposition::NeedsIntervention),
         },
-        Code::FailedPrecondition => match stage {
-            Stage::Restart => Disposition::Replace,
-            _ => skip_shut_down_or(stage, Disposition::NeedsIntervention),
+        Code::FailedPrecondition => match call {
+            Call::Restart => Disposition::Replace,
+            _ => skip_shut_down_or(call, Disposition::NeedsIntervention),
         },
-        Code::ResourceExhausted => skip_shut_down_or(stage, Disposition::AwaitCapacity),
-        Code::InvalidArgument => match stage {
-            Stage::Restart => Disposition::Replace,
+        Code::ResourceExhausted => skip_shut_down_or(call, Disposition::AwaitCapacity),
+        Code::InvalidArgument => match call {
+            Call::Restart => Disposition::Replace,
             // Refusing the spec in a look-up means refusing the create, unless a VM may exist.
-            Stage::LookUp | Stage::List | Stage::Create => Disposition::Terminal,
-            Stage::Delete => Disposition::VerifyDeleted,
-            _ => skip_shut_down_or(stage, Disposition::NeedsIntervention),
+            Call::LookUp | Call::List | Call::Create => Disposition::Terminal,
+            Call::Delete => Disposition::VerifyDeleted,
+            _ => skip_shut_down_or(call, Disposition::NeedsIntervention),
         },
-        Code::AlreadyExists | Code::OutOfRange => match stage {
-            Stage::Create => Disposition::Terminal,
-            Stage::Restart => Disposition::Replace,
-            _ => skip_shut_down_or(stage, Disposition::NeedsIntervention),
+        Code::AlreadyExists | Code::OutOfRange => match call {
+            Call::Create => Disposition::Terminal,
+            Call::Restart => Disposition::Replace,
+            _ => skip_shut_down_or(call, Disposition::NeedsIntervention),
         },
-        Code::NotFound => match stage {
-            Stage::LookUp | Stage::LookUpAgain => Disposition::Create,
-            Stage::Create | Stage::Initialize | Stage::FinishInitialization | Stage::Update => {
+        Code::NotFound => match call {
+            Call::LookUp | Call::LookUpAgain => Disposition::Create,
+            Call::Create | Call::Initialize | Call::FinishInitialization | Call::Update => {
                 Disposition::LookUp
             }
-            Stage::Refresh => Disposition::Vanished,
-            Stage::Restart => Disposition::Replace,
-            Stage::ShutDown => Disposition::Delete,
-            Stage::Delete | Stage::ConfirmGone => Disposition::Gone,
+            Call::Refresh => Disposition::Vanished,
+            Call::Restart => Disposition::Replace,
+            Call::ShutDown => Disposition::Delete,
+            Call::Delete | Call::ConfirmGone => Disposition::Gone,
             // Only a list without the VM proves that it is absent.
-            Stage::List
-            | Stage::ListAgain
-            | Stage::ListAfterDelete
-            | Stage::ListZones
-            | Stage::DescribeClass
-            | Stage::VolumeIds => Disposition::Retry,
+            Call::List
+            | Call::ListAgain
+            | Call::ListAfterDelete
+            | Call::ListZones
+            | Call::DescribeClass
+            | Call::VolumeIds => Disposition::Retry,
         },
-        Code::Unimplemented => match stage {
-            Stage::LookUp
-            | Stage::List
-            | Stage::Initialize
-            | Stage::Refresh
+        Code::Unimplemented => match call {
+            Call::LookUp
+            | Call::List
+            | Call::Initialize
+            | Call::Refresh
             // The delete was answered, and the settle time of a create still applies.
-            | Stage::ListAfterDelete
-            | Stage::ListZones
-            | Stage::DescribeClass
-            | Stage::VolumeIds => Disposition::Fallback,
-            Stage::Restart => Disposition::Replace,
-            Stage::ShutDown => Disposition::Delete,
+            | Call::ListAfterDelete
+            | Call::ListZones
+            | Call::DescribeClass
+            | Call::VolumeIds => Disposition::Fallback,
+            Call::Restart => Disposition::Replace,
+            Call::ShutDown => Disposition::Delete,
             // The call is required, or the driver offers it without answering. A VM may exist, and this
             // answer says nothing about it.
-            Stage::LookUpAgain
-            | Stage::ListAgain
-            | Stage::Create
-            | Stage::FinishInitialization
-            | Stage::Update
-            | Stage::Delete
-            | Stage::ConfirmGone => Disposition::AwaitDriver,
+            Call::LookUpAgain
+            | Call::ListAgain
+            | Call::Create
+            | Call::FinishInitialization
+            | Call::Update
+            | Call::Delete
+            | Call::ConfirmGone => Disposition::AwaitDriver,
         },
-        Code::Uninitialized => match stage {
-            Stage::LookUp
-            | Stage::LookUpAgain
-            | Stage::Create
-            | Stage::Initialize
-            | Stage::FinishInitialization
-            | Stage::Refresh => Disposition::Initialize,
+        Code::Uninitialized => match call {
+            Call::LookUp
+            | Call::LookUpAgain
+            | Call::Create
+            | Call::Initialize
+            | Call::FinishInitialization
+            | Call::Refresh => Disposition::Initialize,
             // A deletion continues even if the VM was never initialized (INI-24).
-            Stage::ConfirmGone => Disposition::StillThere,
-            Stage::List
-            | Stage::ListAgain
-            | Stage::ListAfterDelete
-            | Stage::Update
-            | Stage::Restart
-            | Stage::ShutDown
-            | Stage::Delete
-            | Stage::ListZones
-            | Stage::DescribeClass
-            | Stage::VolumeIds => Disposition::Retry,
+            Call::ConfirmGone => Disposition::StillThere,
+            Call::List
+            | Call::ListAgain
+            | Call::ListAfterDelete
+            | Call::Update
+            | Call::Restart
+            | Call::ShutDown
+            | Call::Delete
+            | Call::ListZones
+            | Call::DescribeClass
+            | Call::VolumeIds => Disposition::Retry,
         },
     }
 }
@@ -368,9 +368,9 @@ const fn of_volume_ids(code: Code) -> Disposition {
 
 /// Returns [`Disposition::Delete`] for a shut-down, which is best effort. The VM of a guest that can't be
 /// shut down is deleted now, without waiting for a repair.
-const fn skip_shut_down_or(stage: Stage, otherwise: Disposition) -> Disposition {
-    match stage {
-        Stage::ShutDown => Disposition::Delete,
+const fn skip_shut_down_or(call: Call, otherwise: Disposition) -> Disposition {
+    match call {
+        Call::ShutDown => Disposition::Delete,
         _ => otherwise,
     }
 }
@@ -422,15 +422,15 @@ mod tests {
                 Unimplemented => Disposition::AwaitDriver,
                 Uninitialized => Disposition::Initialize,
             };
-            assert_eq!(disposition(Stage::Create, code), expected, "{code}");
+            assert_eq!(disposition(Call::Create, code), expected, "{code}");
         }
     }
 
     #[test]
-    fn what_is_transient_is_tried_again_at_every_stage() {
+    fn what_is_transient_is_tried_again_for_every_call() {
         for code in Code::ALL.into_iter().filter(|code| code.is_transient()) {
-            for stage in Stage::ALL {
-                assert_eq!(disposition(stage, code), Disposition::Retry, "{stage:?} {code}");
+            for call in Call::ALL {
+                assert_eq!(disposition(call, code), Disposition::Retry, "{call:?} {code}");
             }
         }
     }
@@ -438,11 +438,11 @@ mod tests {
     /// DRV-30: only a confirmed absence may lead to a create.
     #[test]
     fn no_answer_of_get_status_but_not_found_leads_to_a_create() {
-        for stage in Stage::ALL {
+        for call in Call::ALL {
             for code in Code::ALL {
-                let creates = disposition(stage, code) == Disposition::Create;
-                let looks = matches!(stage, Stage::LookUp | Stage::LookUpAgain);
-                assert_eq!(creates, looks && code == Code::NotFound, "{stage:?} {code}");
+                let creates = disposition(call, code) == Disposition::Create;
+                let looks = matches!(call, Call::LookUp | Call::LookUpAgain);
+                assert_eq!(creates, looks && code == Code::NotFound, "{call:?} {code}");
             }
         }
     }
@@ -450,14 +450,14 @@ mod tests {
     /// CTL-DE-02..CTL-DE-16, INI-24
     #[test]
     fn a_delete_ends_only_when_the_vm_is_gone() {
-        for stage in [Stage::Delete, Stage::ConfirmGone] {
+        for call in [Call::Delete, Call::ConfirmGone] {
             for code in Code::ALL {
                 assert_eq!(
-                    disposition(stage, code) == Disposition::Gone,
+                    disposition(call, code) == Disposition::Gone,
                     code == Code::NotFound,
                     "{code}"
                 );
-                assert_ne!(disposition(stage, code), Disposition::Terminal);
+                assert_ne!(disposition(call, code), Disposition::Terminal);
             }
         }
     }
@@ -479,7 +479,7 @@ mod tests {
             } else {
                 Disposition::Delete
             };
-            assert_eq!(disposition(Stage::ShutDown, code), expected, "{code}");
+            assert_eq!(disposition(Call::ShutDown, code), expected, "{code}");
         }
     }
 
@@ -494,7 +494,7 @@ mod tests {
                 }
                 _ => Disposition::Fallback,
             };
-            assert_eq!(disposition(Stage::VolumeIds, code), expected, "{code}");
+            assert_eq!(disposition(Call::VolumeIds, code), expected, "{code}");
         }
     }
 
@@ -510,7 +510,7 @@ mod tests {
                 ResourceExhausted => Disposition::AwaitCapacity,
                 _ => Disposition::Retry,
             };
-            assert_eq!(disposition(Stage::Restart, code), expected, "{code}");
+            assert_eq!(disposition(Call::Restart, code), expected, "{code}");
         }
     }
 
@@ -529,10 +529,7 @@ mod tests {
                 Disposition::AwaitDriver,
             ),
         ] {
-            for (first, again) in [
-                (Stage::LookUp, Stage::LookUpAgain),
-                (Stage::List, Stage::ListAgain),
-            ] {
+            for (first, again) in [(Call::LookUp, Call::LookUpAgain), (Call::List, Call::ListAgain)] {
                 assert_eq!(disposition(first, code), before);
                 assert_eq!(disposition(again, code), after);
             }

@@ -14,7 +14,7 @@ use kube::api::Api;
 
 use self::plan::{Plan, plan};
 use self::status::{Described, paused, status};
-use crate::api::retry::{LONG_WAIT, Stage};
+use crate::api::retry::{Call, LONG_WAIT};
 use crate::api::v1alpha1::{InfraMachineTemplate, InfraMachineTemplateStatus};
 use crate::api::wall_clock;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
@@ -92,7 +92,7 @@ fn requeue(described: &Described) -> Requeue {
         Described::Refused(_) | Described::Unusable(_) => Requeue::After(LONG_WAIT),
         // Secrets are not watched.
         Described::NoSecrets(_) => Requeue::BackOff(Duration::ZERO),
-        Described::Failed(status) => Requeue::after_failure(Stage::DescribeClass, status),
+        Described::Failed(status) => Requeue::after_failure(Call::DescribeClass, status),
     }
 }
 
@@ -105,7 +105,7 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
         object: &template.metadata,
         driver: wanted.driver.as_deref(),
         secret: wanted.secret_ref.as_ref().map(|secret| secret.name.as_str()),
-        stage: Stage::DescribeClass,
+        call: Call::DescribeClass,
         enqueue: &ctx.enqueue,
     };
     let spec = |capabilities: &Capabilities| {

@@ -17,7 +17,7 @@ use crate::driver::{
     ConfiguredDriver, ConfiguredDrivers, DriverState, HalfOpenReason, Permit, Priority, Waker,
 };
 use crate::reconcile::caches::{Caches, ClusterIds};
-use crate::reconcile::{Enqueue, waker};
+use crate::reconcile::{Enqueue, FailureLog, waker};
 use crate::telemetry::metrics::Metrics;
 use cmi_driver::MachineClass;
 
@@ -37,6 +37,8 @@ pub struct Context {
     pub drivers: ConfiguredDrivers,
     /// The state of the machines that is kept between reconciles.
     pub states: Arc<RuntimeStates>,
+    /// The failures of reconciles that could not be finished.
+    pub failures: Arc<FailureLog>,
     /// Publishes events.
     pub events: Events,
     /// The metrics of the controller.

@@ -17,7 +17,7 @@ use super::Context;
 use super::gather::Gathered;
 use super::object::Object;
 use super::outcome::Outcome;
-use super::plan::{Plan, Step};
+use super::plan::{DriverPlan, Plan};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{ObjectMetaExt as _, annotations};
 use crate::apiserver::secrets::Redactor;
@@ -60,8 +60,8 @@ pub async fn execute<'a>(
     plan: Plan,
 ) -> Result<Execution<'a>, Error> {
     tracing::debug!(name = object.name(), ?plan, "planned");
-    let step = match plan {
-        Plan::Execute(step) => step,
+    let plan = match plan {
+        Plan::CallDriver(plan) => plan,
         Plan::Outcome(mut outcome) => {
             write_before(object, &mut outcome).await?;
             return Ok(Execution::without_permit(outcome));
@@ -84,17 +84,17 @@ pub async fn execute<'a>(
             "the machine has no driver",
         )));
     };
-    let Some(mut permit) = ctx.permit(object.get(), driver, step.priority()) else {
+    let Some(mut permit) = ctx.permit(object.get(), driver, plan.priority()) else {
         let outcome = ctx.waiting_for_a_permit(object.get(), driver);
         return Ok(Execution::without_permit(outcome));
     };
-    let during = step.during();
+    let during = plan.during();
     let mut executor = Executor {
         ctx,
         object: &mut *object,
         permit: &mut permit,
     };
-    let outcome = match executor.execute_step(step).await {
+    let outcome = match executor.call_driver(plan).await {
         Ok(outcome) => outcome.unless_not_leading(),
         Err(ExecuteError::Secret(cause)) => Outcome::NoSecrets { during, cause },
         Err(ExecuteError::Unfinished(error)) => return Err(error),
@@ -128,7 +128,7 @@ async fn restore_finalizer(object: &mut Object<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Executes one step of a plan, with the necessary writes.
+/// Executes a plan that calls the driver, with the necessary writes.
 struct Executor<'r, 'o, 'p> {
     ctx: &'r Context,
     object: &'r mut Object<'o>,
@@ -137,13 +137,13 @@ struct Executor<'r, 'o, 'p> {
 }
 
 impl Executor<'_, '_, '_> {
-    async fn execute_step(&mut self, step: Step) -> Result<Outcome, ExecuteError> {
-        match step {
-            Step::Provision(plan) => self.provision(*plan).await,
-            Step::Adopt(plan) => self.adopt(*plan).await,
-            Step::Refresh(plan) => self.refresh(*plan).await,
-            Step::Update(plan) => self.update(*plan).await,
-            Step::Delete(plan) => self.delete(*plan).await,
+    async fn call_driver(&mut self, plan: DriverPlan) -> Result<Outcome, ExecuteError> {
+        match plan {
+            DriverPlan::Provision(plan) => self.provision(*plan).await,
+            DriverPlan::Adopt(plan) => self.adopt(*plan).await,
+            DriverPlan::Refresh(plan) => self.refresh(*plan).await,
+            DriverPlan::Update(plan) => self.update(*plan).await,
+            DriverPlan::Delete(plan) => self.delete(*plan).await,
         }
     }
 }

@@ -155,6 +155,7 @@ impl Server {
             caches,
             drivers: ConfiguredDrivers::new(drivers).unwrap(),
             states: Arc::default(),
+            failures: Arc::default(),
             events: Events::new(client, "test".to_owned()),
             metrics: Arc::new(Metrics::new()),
             enqueue: Arc::new(|_| {}),

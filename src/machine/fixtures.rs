@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::outcome::RetryTrigger;
 use super::plan::{self, Observed, Owner, Plan, ProviderIdConflict};
-use super::runtime_state::{LookUpHint, Retry, RetryCondition, RuntimeState, UnimplementedCall};
+use super::runtime_state::{Hint, LookUpHint, Retry, RetryCondition, RuntimeState, UnimplementedCall};
 use crate::api::cluster_api::{
     Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
     ObjectReference,
@@ -469,14 +469,21 @@ impl World {
     }
 
     pub fn hinting(mut self, hint: LookUpHint) -> Self {
-        self.state.hint = Some(hint);
-        self.state.hint_is_new = true;
+        self.state.hint = Some(Hint {
+            why: hint,
+            is_new: true,
+            number: 1,
+        });
         self
     }
 
     /// Sets a hint that the driver could not answer.
     pub fn with_unanswered(mut self) -> Self {
-        self.state.hint = Some(LookUpHint::Signal);
+        self.state.hint = Some(Hint {
+            why: LookUpHint::Signal,
+            is_new: false,
+            number: 1,
+        });
         self
     }
 

@@ -85,10 +85,9 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
 }
 
 impl Gathered {
-    /// The number of the newest hint before the call. See
-    /// [`super::runtime_state::RuntimeState::hint_number`].
+    /// The number of the newest hint before the call.
     pub fn hint(&self) -> u64 {
-        self.observed.state.hint_number
+        self.observed.state.hint_number()
     }
 
     /// The configured driver, if any.

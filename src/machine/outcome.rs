@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::api::conditions::reason;
 use crate::api::identity::{InvalidSpec, VmRecord};
-use crate::api::retry::{self, Delay, Disposition, LONG_WAIT_JITTER, Stage};
+use crate::api::retry::{self, Call, Delay, Disposition, LONG_WAIT_JITTER};
 use crate::api::v1alpha1::OperationType;
 use crate::apiserver::InvalidSecret;
 use crate::apiserver::leadership::is_not_leader;
@@ -252,11 +252,11 @@ pub struct Failure {
 
 impl Failure {
     /// Returns a failure with the disposition from the retry table.
-    pub fn new(stage: Stage, status: Status) -> Self {
+    pub fn new(call: Call, status: Status) -> Self {
         Self::sorted(
-            stage.operation(),
-            during(stage),
-            retry::disposition(stage, status.code()),
+            call.operation(),
+            during(call),
+            retry::disposition(call, status.code()),
             status,
         )
     }
@@ -380,22 +380,20 @@ impl Failure {
 }
 
 /// Returns the operation that includes a call.
-const fn during(stage: Stage) -> OperationType {
-    match stage {
-        Stage::LookUp
-        | Stage::LookUpAgain
-        | Stage::List
-        | Stage::ListAgain
-        | Stage::Create
-        | Stage::Initialize
-        | Stage::FinishInitialization
-        | Stage::Refresh
-        | Stage::ListZones
-        | Stage::DescribeClass
-        | Stage::VolumeIds => OperationType::Create,
-        Stage::Update | Stage::Restart => OperationType::Update,
-        Stage::ShutDown | Stage::Delete | Stage::ConfirmGone | Stage::ListAfterDelete => {
-            OperationType::Delete
-        }
+const fn during(call: Call) -> OperationType {
+    match call {
+        Call::LookUp
+        | Call::LookUpAgain
+        | Call::List
+        | Call::ListAgain
+        | Call::Create
+        | Call::Initialize
+        | Call::FinishInitialization
+        | Call::Refresh
+        | Call::ListZones
+        | Call::DescribeClass
+        | Call::VolumeIds => OperationType::Create,
+        Call::Update | Call::Restart => OperationType::Update,
+        Call::ShutDown | Call::Delete | Call::ConfirmGone | Call::ListAfterDelete => OperationType::Delete,
     }
 }

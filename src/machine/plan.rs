@@ -4,8 +4,8 @@
 
 mod adoption;
 mod deletion;
+mod kinds;
 mod provisioned;
-mod steps;
 #[cfg(test)]
 mod tests;
 mod waits;
@@ -18,9 +18,9 @@ use tokio::time::Instant;
 
 pub use self::adoption::{LOOK_UP_INTERVAL, cannot_look_up};
 pub use self::deletion::SHUT_DOWN_TRIES;
-pub use self::steps::{
-    Adopt, Delete, Initialize, PendingCreate, Plan, Provision, Refresh, RequiredPolicyCheck, ShutDown, Step,
-    Update,
+pub use self::kinds::{
+    Adopt, Delete, DriverPlan, Initialize, PendingCreate, Plan, Provision, Refresh, RequiredPolicyCheck,
+    ShutDown, Update,
 };
 pub use self::waits::{is_unsettled, restored, settling_poll_interval};
 
@@ -387,7 +387,7 @@ fn plan_provisioning(
     let earlier_create = may_be_carried_out(record.state, observed, driver);
     let pending_create =
         pending_create(record.state, observed, driver).filter(|_| earlier_create && look_up != wanted);
-    Step::Provision(Box::new(Provision {
+    DriverPlan::Provision(Box::new(Provision {
         look_up,
         made_from: made_from(machine, driver, wanted),
         record,
@@ -441,7 +441,7 @@ fn plan_known(
     if let Some(wait) = retry_wait(observed) {
         return Outcome::Waiting(wait.requeue_after()).into();
     }
-    Step::Refresh(Box::new(Refresh {
+    DriverPlan::Refresh(Box::new(Refresh {
         look_up: made.provider_spec.clone(),
         provider_id,
         initialize: Initialize::OnTheWayUp,
@@ -524,7 +524,7 @@ fn condition_without_calls(machine: &InfraMachine) -> &'static str {
 /// its status is not written. Otherwise, the status of the whole fleet would be written.
 pub fn not_in_force(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
     match plan {
-        Plan::Execute(Step::Refresh(_) | Step::Update(_)) => {
+        Plan::CallDriver(DriverPlan::Refresh(_) | DriverPlan::Update(_)) => {
             Outcome::Waiting(Some(admission::CHECK_INTERVAL)).into()
         }
         _ => Outcome::Blocked(Blocked {

@@ -96,7 +96,7 @@ pub async fn write(
             .await?;
         ctx.states.published(&uid);
         record_published(ctx, &uid, gathered, outcome, timing.wait);
-        ctx.states.clear_errors(&uid);
+        ctx.failures.forget(&uid);
     }
     phase::measure(ctx, before, object.get(), gathered);
     if let Some(note) = note {

@@ -12,7 +12,6 @@ use tokio::time::Instant;
 
 use super::outcome::{Outcome, RetryTrigger};
 use crate::api::v1alpha1::InfraMachine;
-use crate::reconcile::FailureCounts;
 use cmi_driver::Operation;
 
 #[cfg(test)]
@@ -35,16 +34,10 @@ pub struct RuntimeState {
     pub retry: Option<Retry>,
     /// Since when the driver has reported no VM.
     pub absent_since: Option<Instant>,
-    /// The number of consecutive reconciles that failed with an error.
-    pub errors: u32,
     /// Until when an unsettled VM is not polled.
     pub settle_until: Option<Instant>,
     /// Why the VM may have changed. The next reconcile queries the driver if possible.
-    pub hint: Option<LookUpHint>,
-    /// Whether the hint came after the last failure. Then it does not wait for the retry of that failure.
-    pub hint_is_new: bool,
-    /// The number of the newest hint. Only a call that started after a hint answers it.
-    pub hint_number: u64,
+    pub hint: Option<Hint>,
     /// When the latest answered create of this process was issued. The back end will not carry out this
     /// create later.
     pub answered: Option<Timestamp>,
@@ -53,6 +46,17 @@ pub struct RuntimeState {
     pub failed_shut_downs: u32,
     /// Whether a capacity signal came before its wait. The reconcile that starts this wait is still running.
     pub woken: bool,
+}
+
+/// A reason to look a VM up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hint {
+    /// Why the VM may have changed.
+    pub why: LookUpHint,
+    /// Whether the hint came after the last failure. Then it does not wait for the retry of that failure.
+    pub is_new: bool,
+    /// The number of the newest hint. Only a call that started after a hint answers it.
+    pub number: u64,
 }
 
 /// Why a VM may have changed.
@@ -105,19 +109,27 @@ pub struct UnimplementedCall {
 impl RuntimeState {
     /// Drops the hint, unless it is newer than the given number.
     fn clear_hint(&mut self, number: u64) {
-        if self.hint_number == number {
-            self.hint = None;
-        }
+        self.hint = self.hint.filter(|hint| hint.number != number);
+    }
+
+    /// Why the VM may have changed.
+    pub fn hinted(&self) -> Option<LookUpHint> {
+        self.hint.map(|hint| hint.why)
+    }
+
+    /// The number of the newest hint; 0 without one.
+    pub fn hint_number(&self) -> u64 {
+        self.hint.map_or(0, |hint| hint.number)
     }
 
     fn has_list_hint(&self) -> bool {
-        let is_of_list = matches!(self.hint, Some(LookUpHint::Missing | LookUpHint::Back));
+        let is_of_list = matches!(self.hinted(), Some(LookUpHint::Missing | LookUpHint::Back));
         is_of_list || self.absent_since.is_some()
     }
 
     fn drop_list_hint(&mut self) {
         self.absent_since = None;
-        match self.hint {
+        match self.hinted() {
             Some(LookUpHint::Missing | LookUpHint::Back) => self.hint = None,
             Some(LookUpHint::Signal) | None => {}
         }
@@ -145,11 +157,8 @@ impl RuntimeState {
             written,
             retry,
             absent_since,
-            errors,
             settle_until,
             hint,
-            hint_is_new: _,
-            hint_number: _,
             answered,
             failed_shut_downs,
             woken,
@@ -157,7 +166,6 @@ impl RuntimeState {
         written.is_none()
             && retry.is_none()
             && absent_since.is_none()
-            && *errors == 0
             && settle_until.is_none()
             && hint.is_none()
             && answered.is_none()
@@ -253,11 +261,6 @@ impl RuntimeStates {
         }
     }
 
-    /// Records that a reconcile has finished.
-    pub fn clear_errors(&self, uid: &str) {
-        self.with_known(uid, |known| known.errors = 0);
-    }
-
     /// Records a failure. It ends an absence, because an absence must be seen over the whole window. A hint
     /// stays and waits for the retry, unless it came after the start of the call. `hint` is the number of the
     /// newest hint at that start.
@@ -268,7 +271,9 @@ impl RuntimeStates {
             }
             known.retry = Some(retry);
             known.absent_since = None;
-            known.hint_is_new &= known.hint_number != hint;
+            if let Some(known) = &mut known.hint {
+                known.is_new &= known.number != hint;
+            }
         });
     }
 
@@ -360,12 +365,15 @@ impl RuntimeStates {
     pub fn hint(&self, uid: &str, hint: LookUpHint) {
         let number = self.hints.fetch_add(1, Ordering::Relaxed) + 1;
         self.with(uid, |known| {
-            known.hint = match (known.hint, hint) {
-                (Some(lists @ (LookUpHint::Missing | LookUpHint::Back)), LookUpHint::Signal) => Some(lists),
-                (_, new) => Some(new),
+            let why = match (known.hinted(), hint) {
+                (Some(lists @ (LookUpHint::Missing | LookUpHint::Back)), LookUpHint::Signal) => lists,
+                (_, new) => new,
             };
-            known.hint_is_new = true;
-            known.hint_number = number;
+            known.hint = Some(Hint {
+                why,
+                is_new: true,
+                number,
+            });
         });
     }
 
@@ -400,23 +408,10 @@ impl RuntimeStates {
     /// Drops a signal that the driver can't answer, unless it is newer than the hint number `hint`.
     pub fn drop_signal(&self, uid: &str, hint: u64) {
         self.with_known(uid, |known| {
-            if known.hint == Some(LookUpHint::Signal) {
+            if known.hinted() == Some(LookUpHint::Signal) {
                 known.clear_hint(hint);
             }
         });
-    }
-}
-
-impl FailureCounts for RuntimeStates {
-    fn count_failure(&self, uid: &str) -> u32 {
-        self.with(uid, |known| {
-            known.errors = known.errors.saturating_add(1);
-            known.errors
-        })
-    }
-
-    fn forget(&self, uid: &str) {
-        Self::forget(self, uid);
     }
 }
 

@@ -13,14 +13,14 @@ use super::fixtures::{MachineFixture, machine, world};
 use super::gather::gather;
 use super::object::Object;
 use super::outcome::{Blocked, Failure, Outcome};
-use super::plan::{Plan, SHUT_DOWN_TRIES, Step, plan};
+use super::plan::{DriverPlan, Plan, SHUT_DOWN_TRIES, plan};
 use super::publish::publish;
 use super::runtime_state::{LookUpHint, RuntimeState};
 use super::{Context, reconcile};
 use crate::api::annotations;
 use crate::api::conditions::{self, reason};
 use crate::api::identity::VmState;
-use crate::api::retry::Stage;
+use crate::api::retry::Call;
 use crate::apiserver::Error;
 use crate::driver::{Limits, Priority, Timeouts};
 use cmi_driver::{Code, DeleteMachineRequest, MachineClass, MachineRef, Operation, PowerState, Status};
@@ -268,7 +268,7 @@ async fn left_after_a_create(waits: bool, settle: Duration) -> Duration {
     let deleted = MachineFixture::from(server.object()).deleted_at(Timestamp::now());
     let deleted = deleted.build();
     let gathered = gather(&ctx, &deleted).await;
-    let Plan::Execute(Step::Delete(delete)) = plan(&deleted, &gathered.observed) else {
+    let Plan::CallDriver(DriverPlan::Delete(delete)) = plan(&deleted, &gathered.observed) else {
         panic!("it has to be deleted");
     };
     delete.pending_create.unwrap().left
@@ -331,7 +331,7 @@ async fn suspicion_ends_only_with_an_answer_or_a_pause() {
         ),
     ] {
         let said = format!("{outcome:?}");
-        assert_eq!(known_after(outcome).await.hint, left, "{said}");
+        assert_eq!(known_after(outcome).await.hinted(), left, "{said}");
     }
 }
 
@@ -385,11 +385,11 @@ async fn update_without_a_vm_leads_to_a_look_up() {
         let before = server.object();
         let gathered = gather(&ctx, &before).await;
         let mut object = Object::new(&ctx, Arc::new(before.clone()));
-        let failure = Failure::new(Stage::Update, Status::new(Code::NotFound, "there is none"));
+        let failure = Failure::new(Call::Update, Status::new(Code::NotFound, "there is none"));
         let outcome = Outcome::Failed(Box::new(failure));
         publish(&ctx, &before, &mut object, &gathered, outcome)
             .await
             .unwrap();
-        assert_eq!(ctx.states.get("u-1").hint, hint);
+        assert_eq!(ctx.states.get("u-1").hinted(), hint);
     }
 }

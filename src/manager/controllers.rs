@@ -191,6 +191,7 @@ impl Controllers {
             caches: caches.clone(),
             drivers: drivers.clone(),
             states: Arc::default(),
+            failures: Arc::default(),
             events,
             metrics: Arc::clone(&metrics),
             policies: Arc::new(

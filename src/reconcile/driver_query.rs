@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
 
 use crate::api::ObjectMetaExt as _;
-use crate::api::retry::{self, Disposition, Stage};
+use crate::api::retry::{self, Call, Disposition};
 use crate::apiserver::Error;
 use crate::driver::credentials;
 use crate::driver::{ConfiguredDrivers, Permit, ResolveError};
@@ -27,8 +27,8 @@ pub struct Query<'a> {
     pub driver: Option<&'a str>,
     /// The Secret that the object names.
     pub secret: Option<&'a str>,
-    /// The stage of the call.
-    pub stage: Stage,
+    /// The call.
+    pub call: Call,
     /// Enqueues the object when the driver may answer.
     pub enqueue: &'a Enqueue,
 }
@@ -100,7 +100,7 @@ impl Query<'_> {
         Ok(match request(class).send(permit.driver()).await {
             Ok(known) => QueryResult::Known(known),
             // The driver declares the call, but does not offer it after all.
-            Err(status) if retry::disposition(self.stage, status.code()) == Disposition::Fallback => {
+            Err(status) if retry::disposition(self.call, status.code()) == Disposition::Fallback => {
                 QueryResult::NotSupported
             }
             Err(status) => QueryResult::Failed(status),

@@ -15,15 +15,6 @@ const FORGOTTEN_AFTER: Duration = MAX_REQUESTED_DELAY.saturating_mul(2);
 /// number. So cleanups, which walk through all entries, stay rare.
 const SPARE_FAILURES: usize = 1024;
 
-/// Failures in a row, by the UID of their object.
-pub trait FailureCounts {
-    /// Counts a failure, and returns how many there were in a row.
-    fn count_failure(&self, uid: &str) -> u32;
-
-    /// Forgets the failures of an object.
-    fn forget(&self, uid: &str);
-}
-
 /// The failures of the objects of a controller.
 #[derive(Default)]
 pub struct FailureLog(Mutex<FailuresByUid>);
@@ -45,7 +36,7 @@ struct Failures {
 
 impl FailureLog {
     #[cfg(test)]
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.0.lock().all.is_empty()
     }
 
@@ -61,14 +52,14 @@ impl FailureLog {
         known.all.insert(uid.to_owned(), Failures { count, last: now });
         count
     }
-}
 
-impl FailureCounts for FailureLog {
-    fn count_failure(&self, uid: &str) -> u32 {
+    /// Counts a failure of the object with this UID, and returns how many there were in a row.
+    pub fn count_failure(&self, uid: &str) -> u32 {
         self.count(uid, Instant::now())
     }
 
-    fn forget(&self, uid: &str) {
+    /// Forgets the failures of an object.
+    pub fn forget(&self, uid: &str) {
         let mut known = self.0.lock();
         known.all.remove(uid);
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::api::retry::{self, Delay, LONG_WAIT, Stage};
+use crate::api::retry::{self, Call, Delay, LONG_WAIT};
 use cmi_driver::Status;
 
 /// When to reconcile an object again. kube's own type can't be read outside of its controller.
@@ -45,9 +45,9 @@ impl Requeue {
     /// Decides on the requeue after a failed driver call, by the table of codes. As for machines, the delay
     /// that the driver asks for is a lower bound. If the default wait is long, the driver can ask for an
     /// earlier retry, which then follows the back-off.
-    pub fn after_failure(stage: Stage, status: &Status) -> Self {
+    pub fn after_failure(call: Call, status: &Status) -> Self {
         let asked = retry::requested_delay(status);
-        match retry::disposition(stage, status.code()).delay() {
+        match retry::disposition(call, status.code()).delay() {
             Delay::UntilChange => Self::After(LONG_WAIT),
             Delay::Backoff => Self::BackOff(asked.unwrap_or_default()),
             Delay::Long => asked.map_or(Self::After(LONG_WAIT), Self::BackOff),
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn what_an_operator_has_to_repair_is_asked_rarely_and_what_passes_by_itself_soon() {
-        let after = |code| Requeue::after_failure(Stage::ListZones, &Status::new(code, "no"));
+        let after = |code| Requeue::after_failure(Call::ListZones, &Status::new(code, "no"));
         assert_eq!(after(Code::Unavailable), Requeue::BackOff(Duration::ZERO));
         assert_eq!(after(Code::PermissionDenied), Requeue::After(LONG_WAIT));
         assert_eq!(after(Code::InvalidArgument), Requeue::After(LONG_WAIT));

@@ -1,26 +1,26 @@
 //! The meaning of each machine code, from the controller's own table.
 
 use crate::markdown;
-use capcmi::api::retry::{Disposition, Stage, disposition};
+use capcmi::api::retry::{Call, Disposition, disposition};
 use cmi_driver::Code;
 
 /// The calls until a VM is up. Together with the groups below, every call is in one table, and no table is
 /// too wide to be read.
-pub(crate) const WAY_UP: &[Stage] = &[
-    Stage::LookUp,
-    Stage::Create,
-    Stage::LookUpAgain,
-    Stage::Initialize,
-    Stage::FinishInitialization,
+pub(crate) const WAY_UP: &[Call] = &[
+    Call::LookUp,
+    Call::Create,
+    Call::LookUpAgain,
+    Call::Initialize,
+    Call::FinishInitialization,
 ];
 /// The calls in place of a look-up, where a driver lists and can't look up.
-pub(crate) const LISTS: &[Stage] = &[Stage::List, Stage::ListAgain, Stage::ListAfterDelete];
+pub(crate) const LISTS: &[Call] = &[Call::List, Call::ListAgain, Call::ListAfterDelete];
 /// The calls about a VM that is up.
-pub(crate) const UP: &[Stage] = &[Stage::Refresh, Stage::Update, Stage::Restart];
+pub(crate) const UP: &[Call] = &[Call::Refresh, Call::Update, Call::Restart];
 /// The calls of a deletion.
-pub(crate) const WAY_DOWN: &[Stage] = &[Stage::ShutDown, Stage::Delete, Stage::ConfirmGone];
+pub(crate) const WAY_DOWN: &[Call] = &[Call::ShutDown, Call::Delete, Call::ConfirmGone];
 /// The calls that need no machine.
-pub(crate) const WITHOUT_VM: &[Stage] = &[Stage::ListZones, Stage::DescribeClass, Stage::VolumeIds];
+pub(crate) const WITHOUT_VM: &[Call] = &[Call::ListZones, Call::DescribeClass, Call::VolumeIds];
 
 /// Returns the table of the dispositions and their meaning.
 pub(crate) fn dispositions() -> String {
@@ -37,7 +37,7 @@ pub(crate) fn dispositions() -> String {
 }
 
 /// Returns the disposition of each code as an answer to each of these calls.
-pub(crate) fn matrix(calls: &[Stage]) -> String {
+pub(crate) fn matrix(calls: &[Call]) -> String {
     let titles = calls.iter().map(|call| description(*call));
     let rows = Code::ALL.map(|code| -> Vec<_> {
         let dispositions = calls
@@ -147,16 +147,16 @@ const fn explanation(disposition: Disposition) -> Explanation {
     }
 }
 
-/// Returns the call of a stage, with the stage where a call has several.
-fn description(stage: Stage) -> String {
-    let call = stage.operation();
-    match stage {
-        Stage::LookUp | Stage::List => format!("{call} before the first create"),
-        Stage::LookUpAgain | Stage::ListAgain => format!("{call} after a create"),
-        Stage::FinishInitialization => format!("{call} of a VM that is `Uninitialized`"),
-        Stage::Refresh => format!("{call} of a provisioned VM"),
-        Stage::ConfirmGone | Stage::ListAfterDelete => format!("{call} after a delete"),
-        _ => call.to_string(),
+/// Returns a call in words.
+fn description(call: Call) -> String {
+    let operation = call.operation();
+    match call {
+        Call::LookUp | Call::List => format!("{operation} before the first create"),
+        Call::LookUpAgain | Call::ListAgain => format!("{operation} after a create"),
+        Call::FinishInitialization => format!("{operation} of a VM that is `Uninitialized`"),
+        Call::Refresh => format!("{operation} of a provisioned VM"),
+        Call::ConfirmGone | Call::ListAfterDelete => format!("{operation} after a delete"),
+        _ => operation.to_string(),
     }
 }
 
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn every_code_of_every_call_can_be_looked_up_once() {
         let tables = [WAY_UP, LISTS, UP, WAY_DOWN, WITHOUT_VM].map(matrix);
-        for call in Stage::ALL {
+        for call in Call::ALL {
             let found = tables
                 .iter()
                 .filter_map(|table| table.lines().next())

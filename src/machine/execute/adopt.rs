@@ -4,7 +4,7 @@ use super::initialize::uninitialized;
 use super::look_up::LookUpResult;
 use super::{ExecuteError, Executor};
 use crate::api::conditions::{self, reason};
-use crate::api::retry::Stage;
+use crate::api::retry::Call;
 use crate::machine::outcome::{Blocked, Outcome};
 use crate::machine::plan::{Adopt, LOOK_UP_INTERVAL, cannot_look_up};
 
@@ -19,7 +19,7 @@ impl Executor<'_, '_, '_> {
         let driver = self.permit.configured_driver();
         let class = self.with_credentials(plan.look_up).await?;
         let known = Some(&plan.provider_id);
-        match self.look_up(known, Stage::Refresh, class.clone()).await {
+        match self.look_up(known, Call::Refresh, class.clone()).await {
             LookUpResult::Machine(machine) => {
                 self.ctx.states.clear_absence(self.object.uid());
                 self.object.ensure_finalizer_and_record(&plan.record).await?;

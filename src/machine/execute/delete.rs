@@ -164,13 +164,13 @@ mod tests {
     use cmi_driver::Status;
 
     use super::*;
-    use crate::api::retry::Stage;
+    use crate::api::retry::Call;
 
     /// A machine whose spec was never valid can be deleted, even if the driver rejects the spec.
     #[test]
     fn a_driver_that_refuses_to_delete_what_it_refused_to_make_does_not_keep_the_object() {
         let after = |code, secret_is_gone| {
-            let failure = Failure::new(Stage::Delete, Status::new(code, "no"));
+            let failure = Failure::new(Call::Delete, Status::new(code, "no"));
             of_a_refused_spec(Outcome::Failed(Box::new(failure)), secret_is_gone)
         };
         let released = |outcome| matches!(outcome, Outcome::RemoveFinalizer(RemovalReason::NeverCreated));

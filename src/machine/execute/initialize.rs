@@ -3,7 +3,7 @@
 use super::look_up::another_vm;
 use super::{ExecuteError, Executor};
 use crate::api::identity;
-use crate::api::retry::{Disposition, Stage};
+use crate::api::retry::{Call, Disposition};
 use crate::driver::VM_LOCK_WAIT;
 use crate::machine::outcome::{Failure, Outcome};
 use cmi_driver::{InitializeMachineRequest, LastKnownState, MachineClass, MachineRef, Operation, ProviderId};
@@ -91,16 +91,16 @@ impl Executor<'_, '_, '_> {
 }
 
 fn initialized(vm: ToInitialize, answer: cmi_driver::Result<cmi_driver::Machine>) -> Outcome {
-    let stage = if vm.required {
-        Stage::FinishInitialization
+    let call = if vm.required {
+        Call::FinishInitialization
     } else {
-        Stage::Initialize
+        Call::Initialize
     };
     let vm_of_answer = match &answer {
         Ok(machine) => Some(machine),
         Err(status) => status.machine(),
     };
-    if let Some(failure) = another_vm(stage, vm.known.as_ref(), vm_of_answer.map(|vm| &vm.provider_id)) {
+    if let Some(failure) = another_vm(call, vm.known.as_ref(), vm_of_answer.map(|vm| &vm.provider_id)) {
         return Outcome::Failed(Box::new(failure));
     }
     let status = match answer {
@@ -110,7 +110,7 @@ fn initialized(vm: ToInitialize, answer: cmi_driver::Result<cmi_driver::Machine>
         }
         Err(status) => status,
     };
-    let mut failure = Failure::new(stage, status);
+    let mut failure = Failure::new(call, status);
     match (failure.disposition, vm.machine) {
         (Disposition::Fallback, Some(machine)) => Outcome::Provisioned(Box::new(machine)),
         (_, machine) => {
@@ -146,8 +146,8 @@ mod tests {
     }
 
     /// Builds a VM that the driver calls uninitialized with this status.
-    fn known(id: Option<&str>, stage: Stage, status: Status) -> ToInitialize {
-        uninitialized(id.map(|id| id.parse().unwrap()), Failure::new(stage, status))
+    fn known(id: Option<&str>, call: Call, status: Status) -> ToInitialize {
+        uninitialized(id.map(|id| id.parse().unwrap()), Failure::new(call, status))
     }
 
     fn failed(outcome: Outcome) -> Failure {
@@ -191,8 +191,8 @@ mod tests {
                 None => status,
             }
         };
-        for stage in [Stage::LookUp, Stage::LookUpAgain, Stage::Create, Stage::Refresh] {
-            let known = |id, status| known(id, stage, status).known.map(|id| id.to_string());
+        for call in [Call::LookUp, Call::LookUpAgain, Call::Create, Call::Refresh] {
+            let known = |id, status| known(id, call, status).known.map(|id| id.to_string());
             assert_eq!(known(None, said(None)), None);
             assert_eq!(known(None, said(Some(vm("sim://2")))).as_deref(), Some("sim://2"));
             assert_eq!(known(Some("sim://1"), said(None)).as_deref(), Some("sim://1"));
@@ -202,7 +202,7 @@ mod tests {
     /// CTL-01: the state may come with the error or with the machine in the error.
     #[test]
     fn the_state_that_comes_with_uninitialized_is_handed_over_with_the_initialization() {
-        for stage in [Stage::LookUp, Stage::LookUpAgain, Stage::Create, Stage::Refresh] {
+        for call in [Call::LookUp, Call::LookUpAgain, Call::Create, Call::Refresh] {
             let beside = Status::new(Code::Uninitialized, "no").with_last_known_state(state("s1"));
             let mut old = vm("sim://1");
             old.last_known_state = Some(state("s0"));
@@ -214,7 +214,7 @@ mod tests {
                 ),
                 (beside.with_machine(old.clone()), Some(state("s1"))),
             ] {
-                assert_eq!(known(None, stage, status).state, expected, "{stage:?}");
+                assert_eq!(known(None, call, status).state, expected, "{call:?}");
             }
         }
     }

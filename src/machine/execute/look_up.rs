@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Executor;
 use crate::api::identity::MachineId;
-use crate::api::retry::{Disposition, Stage, VmObservation};
+use crate::api::retry::{Call, Disposition, VmObservation};
 use crate::machine::outcome::Failure;
 use cmi_driver::{
     self, Code, ListMachinesRequest, ListedMachine, MachineClass, Operation, ProviderId, Status,
@@ -32,35 +32,34 @@ impl Executor<'_, '_, '_> {
     pub async fn look_up(
         &mut self,
         known: Option<&ProviderId>,
-        stage: Stage,
+        call: Call,
         class: MachineClass,
     ) -> LookUpResult {
         let capabilities = self.permit.known_capabilities();
-        if !capabilities.supports(stage.operation()) {
-            return match (stage, known) {
-                (Stage::LookUp, None) if capabilities.supports(Operation::ListMachines) => {
-                    self.list(Stage::List, class).await
+        if !capabilities.supports(call.operation()) {
+            return match (call, known) {
+                (Call::LookUp, None) if capabilities.supports(Operation::ListMachines) => {
+                    self.list(Call::List, class).await
                 }
-                (Stage::LookUpAgain, None) if capabilities.supports(Operation::ListMachines) => {
-                    self.list(Stage::ListAgain, class).await
+                (Call::LookUpAgain, None) if capabilities.supports(Operation::ListMachines) => {
+                    self.list(Call::ListAgain, class).await
                 }
                 _ => LookUpResult::CannotLook,
             };
         }
         let status = match self.read(known, class).await {
             Ok(machine) => {
-                return match another_vm(stage, known, Some(&machine.provider_id)) {
+                return match another_vm(call, known, Some(&machine.provider_id)) {
                     Some(failure) => LookUpResult::Failed(failure),
                     None => LookUpResult::Machine(machine),
                 };
             }
             Err(status) => status,
         };
-        if let Some(failure) = another_vm(stage, known, status.machine().map(|machine| &machine.provider_id))
-        {
+        if let Some(failure) = another_vm(call, known, status.machine().map(|machine| &machine.provider_id)) {
             return LookUpResult::Failed(failure);
         }
-        let failure = Failure::new(stage, status);
+        let failure = Failure::new(call, status);
         match failure.disposition.observation() {
             Some(VmObservation::Absent) => LookUpResult::Absent,
             Some(VmObservation::Uninitialized) => LookUpResult::Uninitialized(failure),
@@ -70,15 +69,15 @@ impl Executor<'_, '_, '_> {
     }
 
     /// Looks for the VM in the driver's list of the cluster.
-    async fn list(&mut self, stage: Stage, class: MachineClass) -> LookUpResult {
-        match self.listed(stage, class).await {
+    async fn list(&mut self, call: Call, class: MachineClass) -> LookUpResult {
+        match self.listed(call, class).await {
             Ok(Some(machines)) => {
                 let id = MachineId::of(self.object.get()).or_else(|| MachineId::derived(self.object.get()));
                 among(
                     machines,
                     self.object.name(),
                     id.as_ref().map(MachineId::tag),
-                    stage,
+                    call,
                 )
             }
             Ok(None) => LookUpResult::CannotLook,
@@ -92,7 +91,7 @@ impl Executor<'_, '_, '_> {
         &mut self,
         class: MachineClass,
     ) -> Result<Option<BTreeSet<ProviderId>>, Failure> {
-        let machines = self.listed(Stage::ListAfterDelete, class).await?;
+        let machines = self.listed(Call::ListAfterDelete, class).await?;
         let id = MachineId::of(self.object.get());
         let own = id.as_ref().map(MachineId::tag);
         Ok(machines.map(|machines| own_among(machines, self.object.name(), own)))
@@ -101,13 +100,13 @@ impl Executor<'_, '_, '_> {
     /// Returns the driver's list of the cluster. Returns `None` if the driver turns out not to support lists.
     async fn listed(
         &mut self,
-        stage: Stage,
+        call: Call,
         class: MachineClass,
     ) -> Result<Option<Vec<ListedMachine>>, Failure> {
         let answer = self.permit.driver().list_machines(ListMachinesRequest { class });
-        let failure = match self.object.awaiting(stage.operation(), answer).await {
+        let failure = match self.object.awaiting(call.operation(), answer).await {
             Ok(machines) => return Ok(Some(machines)),
-            Err(status) => Failure::new(stage, status),
+            Err(status) => Failure::new(call, status),
         };
         if failure.disposition == Disposition::Fallback {
             Ok(None)
@@ -128,10 +127,10 @@ fn own_among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>) -> BTr
 
 /// Searches a list for the machine of this name, whose identity is `own`. An entry without an identity
 /// matches by name, but only if a create was issued for the machine.
-fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Stage) -> LookUpResult {
+fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, call: Call) -> LookUpResult {
     let is_own = |machine: &ListedMachine| match &machine.machine_id {
         Some(id) => own == Some(id),
-        None => stage == Stage::ListAgain,
+        None => call == Call::ListAgain,
     };
     let (own, others): (BTreeMap<_, _>, BTreeMap<_, _>) = machines
         .into_iter()
@@ -144,7 +143,7 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Sta
             .collect::<Vec<_>>()
             .join(", ")
     };
-    let failed = |code, message| LookUpResult::Failed(Failure::new(stage, Status::new(code, message)));
+    let failed = |code, message| LookUpResult::Failed(Failure::new(call, Status::new(code, message)));
     match (own.first_key_value(), others.is_empty()) {
         (None, true) => LookUpResult::Absent,
         (Some((id, _)), _) if own.len() == 1 => LookUpResult::Listed(id.clone()),
@@ -165,16 +164,12 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, stage: Sta
 
 /// Returns the failure when a driver answers with the wrong VM. The answer is not used and its id is not
 /// written, because the VM may belong to another machine.
-pub fn another_vm(
-    stage: Stage,
-    known: Option<&ProviderId>,
-    answered: Option<&ProviderId>,
-) -> Option<Failure> {
+pub fn another_vm(call: Call, known: Option<&ProviderId>, answered: Option<&ProviderId>) -> Option<Failure> {
     let (known, answered) = (known?, answered?);
     (known != answered).then(|| {
         let message =
             format!("the driver returned providerID `{answered}` for the machine with providerID `{known}`");
-        Failure::new(stage, Status::new(Code::Internal, message))
+        Failure::new(call, Status::new(Code::Internal, message))
     })
 }
 
@@ -185,10 +180,10 @@ mod tests {
     #[test]
     fn a_vm_of_another_id_is_not_taken_for_the_one_that_was_asked_about() {
         let [known, other] = ["sim://1", "sim://2"].map(|id| id.parse().unwrap());
-        let stage = Stage::LookUpAgain;
-        assert!(another_vm(stage, Some(&known), Some(&known)).is_none());
-        assert!(another_vm(stage, None, Some(&other)).is_none());
-        let failure = another_vm(stage, Some(&known), Some(&other)).unwrap();
+        let call = Call::LookUpAgain;
+        assert!(another_vm(call, Some(&known), Some(&known)).is_none());
+        assert!(another_vm(call, None, Some(&other)).is_none());
+        let failure = another_vm(call, Some(&known), Some(&other)).unwrap();
         assert_eq!(failure.status.code(), Code::Internal);
         assert!(
             failure.machine.is_none(),
@@ -204,8 +199,8 @@ mod tests {
         of.iter().map(listed).collect()
     }
 
-    fn outcome_of(of: &[(&str, &str, Option<&str>)], stage: Stage) -> Result<Option<ProviderId>, Code> {
-        match among(machines(of), "m", Some("u-1"), stage) {
+    fn outcome_of(of: &[(&str, &str, Option<&str>)], call: Call) -> Result<Option<ProviderId>, Code> {
+        match among(machines(of), "m", Some("u-1"), call) {
             LookUpResult::Absent => Ok(None),
             LookUpResult::Listed(id) => Ok(Some(id)),
             LookUpResult::Failed(failure) => Err(failure.status.code()),
@@ -219,33 +214,33 @@ mod tests {
     #[test]
     fn a_list_without_the_name_leads_to_a_create_and_one_with_it_never() {
         let one: ProviderId = "sim://1".parse().unwrap();
-        for stage in [Stage::List, Stage::ListAgain] {
+        for call in [Call::List, Call::ListAgain] {
             assert_eq!(
-                outcome_of(&[("sim://2", "m-2", None), ("sim://3", "", None)], stage),
+                outcome_of(&[("sim://2", "m-2", None), ("sim://3", "", None)], call),
                 Ok(None)
             );
             let own = ("sim://1", "m", Some("u-1"));
             assert_eq!(
-                outcome_of(&[own, own, ("sim://2", "m", Some("u-2"))], stage),
+                outcome_of(&[own, own, ("sim://2", "m", Some("u-2"))], call),
                 Ok(Some(one.clone()))
             );
             let another = [("sim://1", "m", Some("u-2"))];
             assert_eq!(
-                outcome_of(&another, stage),
+                outcome_of(&another, call),
                 Err(Code::AlreadyExists),
                 "it says whose it is"
             );
             let twice = [own, ("sim://2", "m", Some("u-1"))];
-            assert_eq!(outcome_of(&twice, stage), Err(Code::OutOfRange));
+            assert_eq!(outcome_of(&twice, call), Err(Code::OutOfRange));
         }
         let untagged = [("sim://1", "m", None)];
         assert_eq!(
-            outcome_of(&untagged, Stage::ListAgain),
+            outcome_of(&untagged, Call::ListAgain),
             Ok(Some(one)),
             "a create was issued for it"
         );
         assert_eq!(
-            outcome_of(&untagged, Stage::List),
+            outcome_of(&untagged, Call::List),
             Err(Code::AlreadyExists),
             "no create was issued: it is another's"
         );

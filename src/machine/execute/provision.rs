@@ -8,7 +8,7 @@ use super::look_up::LookUpResult;
 use super::{ExecuteError, Executor};
 use crate::api::conditions::{self, reason};
 use crate::api::identity::{VmEvent, VmState};
-use crate::api::retry::{Disposition, MIN_REQUEUE, Stage};
+use crate::api::retry::{Call, Disposition, MIN_REQUEUE};
 use crate::api::wall_clock;
 use crate::driver::is_circuit_open;
 use crate::machine::Context;
@@ -33,12 +33,12 @@ impl Executor<'_, '_, '_> {
         {
             return Ok(awaiting_capacity);
         }
-        let stage = if plan.vm_may_exist() {
-            Stage::LookUpAgain
+        let call = if plan.vm_may_exist() {
+            Call::LookUpAgain
         } else {
-            Stage::LookUp
+            Call::LookUp
         };
-        match self.look_up(None, stage, class.clone()).await {
+        match self.look_up(None, call, class.clone()).await {
             LookUpResult::Machine(machine) => {
                 self.own_existing_vm(plan).await?;
                 Ok(Outcome::Provisioned(Box::new(machine)))
@@ -89,7 +89,7 @@ impl Executor<'_, '_, '_> {
                 self.ctx.states.answered(self.object.uid(), issued);
                 return self.initialize(wanted, made(machine)).await;
             }
-            Err(status) => Failure::new(Stage::Create, status),
+            Err(status) => Failure::new(Call::Create, status),
         };
         if failure.is_final_for_create() {
             self.ctx.states.answered(self.object.uid(), issued);
@@ -139,7 +139,7 @@ impl Executor<'_, '_, '_> {
         }
         // If the call cannot be sent, nothing is written. Otherwise, a driver outage would cost writes.
         let sendable = self.permit.driver().prepare_call(Operation::CreateMachine).await;
-        let unsent = sendable.err().map(|status| Failure::new(Stage::Create, status));
+        let unsent = sendable.err().map(|status| Failure::new(Call::Create, status));
         Ok(unsent.map(|failure| Outcome::Failed(Box::new(failure))))
     }
 
@@ -239,7 +239,7 @@ mod tests {
     use cmi_driver::Status;
 
     fn left(before: VmState, status: Status) -> Option<bool> {
-        left_by_refusal(before, &Failure::new(Stage::Create, status))
+        left_by_refusal(before, &Failure::new(Call::Create, status))
     }
 
     fn creating() -> VmState {
@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn nothing_is_written_of_a_create_that_is_tried_again() {
         for code in Code::ALL {
-            let is_final = retry::disposition(Stage::Create, code) == Disposition::Terminal;
+            let is_final = retry::disposition(Call::Create, code) == Disposition::Terminal;
             assert_eq!(
                 left(VmState::None, Status::new(code, "no")).is_some(),
                 is_final,
@@ -304,7 +304,7 @@ mod tests {
             Uninitialized,
         ];
         for code in Code::ALL {
-            let failure = |status| Failure::new(Stage::Create, status);
+            let failure = |status| Failure::new(Call::Create, status);
             let status = || Status::new(code, "no");
             assert_eq!(
                 failure(status()).is_final_for_create(),

@@ -3,7 +3,7 @@
 use super::initialize::{made, uninitialized};
 use super::look_up::LookUpResult;
 use super::{ExecuteError, Executor};
-use crate::api::retry::Stage;
+use crate::api::retry::Call;
 use crate::machine::outcome::Outcome;
 use crate::machine::plan::{Initialize, Refresh};
 use cmi_driver::Operation;
@@ -13,7 +13,7 @@ impl Executor<'_, '_, '_> {
     pub async fn refresh(&mut self, plan: Refresh) -> Result<Outcome, ExecuteError> {
         let class = self.with_credentials(plan.look_up).await?;
         match self
-            .look_up(Some(&plan.provider_id), Stage::Refresh, class.clone())
+            .look_up(Some(&plan.provider_id), Call::Refresh, class.clone())
             .await
         {
             LookUpResult::Machine(machine) => {

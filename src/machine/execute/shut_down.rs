@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::Executor;
 use crate::api::conditions::reason;
 use crate::api::identity::{self, VmEvent, VmRecord};
-use crate::api::retry::{Disposition, Stage};
+use crate::api::retry::{Call, Disposition};
 use crate::api::wall_clock;
 use crate::apiserver::Error;
 use crate::machine::outcome::{Failure, Outcome};
@@ -57,7 +57,7 @@ impl Executor<'_, '_, '_> {
                 Ok(outcome)
             }
             Err(status) => {
-                let failure = Failure::new(Stage::ShutDown, status);
+                let failure = Failure::new(Call::ShutDown, status);
                 // The driver is stopping the guest and waits for it to stop.
                 let is_accepted = failure.status.code() == Code::Aborted;
                 if is_accepted {
@@ -149,7 +149,7 @@ fn after_acceptance(
 /// grace period.
 fn unobserved(status: Status, deadline: ShutDownDeadline, requeue_after: Duration) -> Option<Outcome> {
     let message = format!("cannot read whether the guest has stopped: {}", status.message());
-    let failure = Failure::new(Stage::ShutDown, status.with_message(message));
+    let failure = Failure::new(Call::ShutDown, status.with_message(message));
     match (failure.disposition, failure.status.code()) {
         (Disposition::Delete, Code::NotFound) => None,
         (Disposition::Delete, _) => Some(shutting_down(failure.status.message(), deadline, requeue_after)),
@@ -230,7 +230,7 @@ mod tests {
 
     fn after(status: Status) -> Option<Outcome> {
         after_shut_down(
-            Failure::new(Stage::ShutDown, status),
+            Failure::new(Call::ShutDown, status),
             asking(None, false),
             deadline(),
             at(0),
@@ -263,7 +263,7 @@ mod tests {
     fn a_guest_that_is_stopping_is_not_left_alone_for_longer_than_its_time() {
         let requeue_after = |seconds: i64, accepted: Option<Timestamp>| {
             let status = Status::new(Code::Aborted, "stopping").with_retry_after(Duration::from_hours(1));
-            let failure = Failure::new(Stage::ShutDown, status);
+            let failure = Failure::new(Call::ShutDown, status);
             match after_shut_down(failure, asking(accepted, false), deadline(), at(seconds), PACE) {
                 Some(Outcome::Deleting { requeue_after, .. }) => requeue_after.as_secs(),
                 other => panic!("{other:?}"),
@@ -344,14 +344,14 @@ mod tests {
     #[test]
     fn a_guest_that_cannot_be_asked_to_stop_is_deleted_now() {
         for code in Code::ALL {
-            let waits = retry::disposition(Stage::ShutDown, code) == Disposition::Retry;
+            let waits = retry::disposition(Call::ShutDown, code) == Disposition::Retry;
             assert_eq!(after(Status::new(code, "no")).is_some(), waits, "{code}");
         }
     }
 
     #[test]
     fn a_shut_down_that_fails_holds_a_deletion_up_until_its_last_try_and_says_so() {
-        let unavailable = || Failure::new(Stage::ShutDown, Status::new(Code::Unavailable, "down"));
+        let unavailable = || Failure::new(Call::ShutDown, Status::new(Code::Unavailable, "down"));
         let last = asking(None, true);
         assert!(
             message(after(Status::new(Code::Unavailable, "down"))).contains("4 failures in a row and 60 s")
@@ -366,7 +366,7 @@ mod tests {
             ),
             "a driver that can't be reached was not asked"
         );
-        let stopping = Failure::new(Stage::ShutDown, Status::new(Code::Aborted, "stopping"));
+        let stopping = Failure::new(Call::ShutDown, Status::new(Code::Aborted, "stopping"));
         assert!(
             after_shut_down(stopping, last, deadline(), at(0), PACE).is_some(),
             "it has its time"

@@ -3,7 +3,7 @@
 use super::{ExecuteError, Executor};
 use crate::api::annotations;
 use crate::api::identity::{self, VmEvent, VmRecord};
-use crate::api::retry::Stage;
+use crate::api::retry::Call;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use crate::api::wall_clock;
 use crate::driver::VM_LOCK_WAIT;
@@ -33,7 +33,7 @@ impl Executor<'_, '_, '_> {
             last_known_state: identity::last_known_state(self.object.get()),
         };
         if let Err(status) = self.permit.driver().update_machine(request).await {
-            let failure = Failure::new(Stage::Update, status);
+            let failure = Failure::new(Call::Update, status);
             return Ok(Outcome::Failed(Box::new(failure)));
         }
         let done = plan.report_done;

@@ -1,8 +1,8 @@
-//! Calls about the VM that several steps share.
+//! Calls about the VM that several plans share.
 
 use super::Executor;
 use crate::api::identity;
-use crate::api::retry::{Disposition, Stage, VmObservation};
+use crate::api::retry::{Call, Disposition, VmObservation};
 use crate::apiserver::Error;
 use crate::machine::outcome::Failure;
 use cmi_driver::{
@@ -35,7 +35,7 @@ impl Executor<'_, '_, '_> {
             Err(status) => status,
         };
         let id = status.machine().map(|machine| machine.provider_id.clone());
-        let failure = Failure::new(Stage::ConfirmGone, status);
+        let failure = Failure::new(Call::ConfirmGone, status);
         match failure.disposition.observation() {
             Some(VmObservation::Absent) => Ok(VmPresence::Absent),
             Some(VmObservation::Uninitialized) => Ok(VmPresence::Present(id)),
@@ -65,7 +65,7 @@ impl Executor<'_, '_, '_> {
             }
             Err(status) => status,
         };
-        let failure = Failure::new(Stage::Delete, status);
+        let failure = Failure::new(Call::Delete, status);
         Ok((failure.disposition != Disposition::Gone).then_some(failure))
     }
 }

@@ -36,6 +36,7 @@ fn context(driver: FakeDriver) -> Context {
         caches,
         drivers: ConfiguredDrivers::new(vec![configured_driver(driver)]).unwrap(),
         states: Arc::default(),
+        failures: Arc::default(),
         events: Events::new(client, "test".to_owned()),
         metrics: Arc::new(Metrics::new()),
         enqueue: Arc::new(|_| {}),

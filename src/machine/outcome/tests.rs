@@ -4,25 +4,25 @@ use super::*;
 use crate::api::retry::{FIRST_BACKOFF, LONG_WAIT, MAX_BACKOFF};
 use crate::apiserver::leadership::NotLeader;
 
-fn failure(stage: Stage, code: Code) -> Failure {
-    Failure::new(stage, Status::new(code, "no"))
+fn failure(call: Call, code: Code) -> Failure {
+    Failure::new(call, Status::new(code, "no"))
 }
 
-fn asking(stage: Stage, code: Code, wait: Duration) -> Failure {
-    Failure::new(stage, Status::new(code, "no").with_retry_after(wait))
+fn asking(call: Call, code: Code, wait: Duration) -> Failure {
+    Failure::new(call, Status::new(code, "no").with_retry_after(wait))
 }
 
 /// CTL-CR-01..CTL-CR-16, CTL-DE-02..CTL-DE-16, CTL-GS-02..CTL-GS-16, INI-17
 #[test]
 fn every_call_and_code_waits_as_its_class_says() {
     // A failed shutdown request does not count as a failure, because the VM is then deleted.
-    for stage in Stage::ALL.into_iter().filter(|stage| *stage != Stage::ShutDown) {
+    for call in Call::ALL.into_iter().filter(|call| *call != Call::ShutDown) {
         for code in Code::ALL {
-            let failure = failure(stage, code);
+            let failure = failure(call, code);
             let (first, tenth) = (failure.wait(1, 0.0), failure.wait(10, 0.0));
             let expected = match code {
                 // Not called for an InfraMachine. Remediation and drain handle these stages.
-                _ if matches!(stage, Stage::Restart | Stage::VolumeIds) => continue,
+                _ if matches!(call, Call::Restart | Call::VolumeIds) => continue,
                 Code::Canceled
                 | Code::Unknown
                 | Code::DeadlineExceeded
@@ -39,16 +39,16 @@ fn every_call_and_code_waits_as_its_class_says() {
                 | Code::Internal
                 | Code::DataLoss
                 | Code::Unimplemented => (Some(LONG_WAIT), Some(LONG_WAIT)),
-                Code::InvalidArgument if matches!(stage, Stage::LookUp | Stage::List) => (None, None),
+                Code::InvalidArgument if matches!(call, Call::LookUp | Call::List) => (None, None),
                 Code::InvalidArgument | Code::AlreadyExists | Code::OutOfRange => {
-                    if stage == Stage::Create {
+                    if call == Call::Create {
                         (None, None)
                     } else {
                         (Some(LONG_WAIT), Some(LONG_WAIT))
                     }
                 }
             };
-            assert_eq!((first, tenth), expected, "{stage:?} {code}");
+            assert_eq!((first, tenth), expected, "{call:?} {code}");
         }
     }
 }
@@ -56,32 +56,32 @@ fn every_call_and_code_waits_as_its_class_says() {
 /// CMI-37
 #[test]
 fn what_the_driver_does_not_offer_is_remembered_by_the_call() {
-    let failed = |stage| Outcome::Failed(Box::new(failure(stage, Code::Unimplemented)));
-    for (outcome, stage) in [
-        (failed(Stage::Update), Some(Operation::UpdateMachine)),
+    let failed = |call| Outcome::Failed(Box::new(failure(call, Code::Unimplemented)));
+    for (outcome, call) in [
+        (failed(Call::Update), Some(Operation::UpdateMachine)),
         (
-            failed(Stage::FinishInitialization),
+            failed(Call::FinishInitialization),
             Some(Operation::InitializeMachine),
         ),
         (
             Outcome::NotSupported(Operation::GetMachineStatus),
             Some(Operation::GetMachineStatus),
         ),
-        (failed(Stage::Refresh), None),
+        (failed(Call::Refresh), None),
         (Outcome::NoOp(""), None),
     ] {
-        assert_eq!(outcome.awaits_another_driver(), stage, "{outcome:?}");
+        assert_eq!(outcome.awaits_another_driver(), call, "{outcome:?}");
     }
 }
 
 #[test]
 fn jitter_only_shortens_a_wait_and_never_to_nothing() {
-    for stage in Stage::ALL {
+    for call in Call::ALL {
         for code in Code::ALL {
-            let failure = failure(stage, code);
+            let failure = failure(call, code);
             let (whole, less) = (failure.wait(3, 0.0), failure.wait(3, 0.999));
-            assert!(less <= whole, "{stage:?} {code}");
-            assert!(less.is_none_or(|less| less > FIRST_BACKOFF), "{stage:?} {code}");
+            assert!(less <= whole, "{call:?} {code}");
+            assert!(less.is_none_or(|less| less > FIRST_BACKOFF), "{call:?} {code}");
         }
     }
 }
@@ -99,7 +99,7 @@ fn a_wait_that_the_driver_asks_for_is_kept_and_never_ends_the_back_off() {
             (seconds(600), [600, 600, 600, 600, 600]),
             (Duration::MAX, [3600, 3600, 3600, 3600, 3600]),
         ] {
-            let failure = asking(Stage::Create, code, asked);
+            let failure = asking(Call::Create, code, asked);
             let taken = [1, 2, 3, 4, u32::MAX].map(|attempt| failure.wait(attempt, 0.0));
             assert_eq!(taken, waits.map(|wait| Some(seconds(wait))), "{code} {asked:?}");
             for attempt in [1, 40] {
@@ -110,13 +110,13 @@ fn a_wait_that_the_driver_asks_for_is_kept_and_never_ends_the_back_off() {
                 );
             }
         }
-        let nothing_asked = failure(Stage::Create, code).wait(3, 0.5);
+        let nothing_asked = failure(Call::Create, code).wait(3, 0.5);
         assert_eq!(
-            asking(Stage::Create, code, Duration::ZERO).wait(3, 0.5),
+            asking(Call::Create, code, Duration::ZERO).wait(3, 0.5),
             nothing_asked
         );
     }
-    let refused = asking(Stage::Create, Code::InvalidArgument, Duration::from_secs(1));
+    let refused = asking(Call::Create, Code::InvalidArgument, Duration::from_secs(1));
     assert_eq!(
         refused.wait(1, 0.0),
         None,
@@ -128,7 +128,7 @@ fn a_wait_that_the_driver_asks_for_is_kept_and_never_ends_the_back_off() {
 #[test]
 fn a_call_that_was_not_made_is_waited_for_in_silence() {
     let failed = |status: Status| {
-        let failure = Failure::new(Stage::Create, status);
+        let failure = Failure::new(Call::Create, status);
         Outcome::Failed(Box::new(failure)).unless_not_leading()
     };
     let canceled = || Status::new(Code::Canceled, NotLeader.to_string());
@@ -144,13 +144,13 @@ fn a_call_that_was_not_made_is_waited_for_in_silence() {
 
 #[test]
 fn only_an_update_that_finds_no_vm_gives_reason_to_look_for_it() {
-    for stage in Stage::ALL {
+    for call in Call::ALL {
         for code in Code::ALL {
-            let calls_for_look_up = failure(stage, code).calls_for_look_up();
+            let calls_for_look_up = failure(call, code).calls_for_look_up();
             assert_eq!(
                 calls_for_look_up,
-                stage == Stage::Update && code == Code::NotFound,
-                "{stage:?} {code}"
+                call == Call::Update && code == Code::NotFound,
+                "{call:?} {code}"
             );
         }
     }
@@ -160,11 +160,11 @@ fn only_an_update_that_finds_no_vm_gives_reason_to_look_for_it() {
 #[test]
 fn only_a_vm_that_is_the_machines_own_is_taken_from_an_error() {
     let vm = cmi_driver::Machine::new("sim://1".parse().unwrap(), "node");
-    for stage in Stage::ALL {
+    for call in Call::ALL {
         for code in Code::ALL {
-            let failure = Failure::new(stage, Status::new(code, "no").with_machine(vm.clone()));
-            let own = code == Code::Uninitialized || stage.operation() == Operation::InitializeMachine;
-            assert_eq!(failure.machine.is_some(), own, "{stage:?} {code}");
+            let failure = Failure::new(call, Status::new(code, "no").with_machine(vm.clone()));
+            let own = code == Code::Uninitialized || call.operation() == Operation::InitializeMachine;
+            assert_eq!(failure.machine.is_some(), own, "{call:?} {code}");
         }
     }
 }
@@ -172,9 +172,9 @@ fn only_a_vm_that_is_the_machines_own_is_taken_from_an_error() {
 /// OPS-11: only the create carries bootstrap data, and a driver may repeat them in a later answer.
 #[test]
 fn what_a_driver_says_after_the_create_may_hold_what_only_the_create_carried() {
-    for stage in Stage::ALL {
-        let outcome = Outcome::Failed(Box::new(failure(stage, Code::Internal)));
-        assert_eq!(outcome.quotes_the_driver(), stage != Stage::Create, "{stage:?}");
+    for call in Call::ALL {
+        let outcome = Outcome::Failed(Box::new(failure(call, Code::Internal)));
+        assert_eq!(outcome.quotes_the_driver(), call != Call::Create, "{call:?}");
         let Outcome::Failed(changed) = outcome.map_message(|message| format!("[{message}]")) else {
             panic!("still a failure");
         };
@@ -195,7 +195,7 @@ fn what_a_driver_says_after_the_create_may_hold_what_only_the_create_carried() {
 /// INI-14
 #[test]
 fn a_failure_names_its_call_and_the_stage_of_an_initialization() {
-    let message = |stage| failure(stage, Code::Internal).message();
-    assert_eq!(message(Stage::Create), "CreateMachine: no");
-    assert_eq!(message(Stage::Initialize), "InstanceInitialization: no");
+    let message = |call| failure(call, Code::Internal).message();
+    assert_eq!(message(Call::Create), "CreateMachine: no");
+    assert_eq!(message(Call::Initialize), "InstanceInitialization: no");
 }

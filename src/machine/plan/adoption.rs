@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::waits::retry_wait;
 use super::{
-    Adopt, Observed, Plan, ProviderIdConflict, Step, known_provider_id, made_from, refers_to_another,
+    Adopt, DriverPlan, Observed, Plan, ProviderIdConflict, known_provider_id, made_from, refers_to_another,
 };
 use crate::api::annotations;
 use crate::api::cluster_api::Machine;
@@ -101,7 +101,7 @@ pub(super) fn plan_adoption(
     let record = record
         .adopting(made_from(machine, driver, look_up.clone()))
         .with_last_known_state(state.as_ref());
-    Step::Adopt(Box::new(Adopt {
+    DriverPlan::Adopt(Box::new(Adopt {
         record,
         look_up,
         provider_id,

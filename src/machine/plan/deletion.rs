@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::waits::{deletion_poll_interval, retry_wait};
 use super::{
-    Delete, GRACE, Observed, PendingCreate, Plan, ShutDown, Step, blocked, capabilities_unknown,
+    Delete, DriverPlan, GRACE, Observed, PendingCreate, Plan, ShutDown, blocked, capabilities_unknown,
     known_provider_id, no_driver, paused, plan_invalid_record,
 };
 use crate::api::annotations;
@@ -76,7 +76,7 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     let shut_down = shut_down(machine, record.state, observed)
         .filter(|_| driver.capabilities.supports(Operation::ShutDownMachine) && !refused);
     let left = shut_down.map(|shut_down| shut_down.left(observed.now));
-    Step::Delete(Box::new(Delete {
+    DriverPlan::Delete(Box::new(Delete {
         may_have_second_vm: provider_id.is_some() && record.state.unanswered().is_some(),
         provider_id,
         spec: made.provider_spec.clone(),

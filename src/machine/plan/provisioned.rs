@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::waits::{is_unsettled, lacks, look_up_wait, retry_wait, until_settling};
-use super::{Initialize, Observed, Plan, Refresh, Step, Update};
+use super::{DriverPlan, Initialize, Observed, Plan, Refresh, Update};
 use crate::api::conditions::{self, reason};
 use crate::api::identity::{InvalidSpec, MadeFrom, VmRecord, VmState};
 use crate::api::v1alpha1::InfraMachine;
@@ -40,10 +40,11 @@ pub fn plan_provisioned(
         let unsettled = is_unsettled(machine) && initialize == Initialize::OnRequest;
         // An unanswered hint stays, and waits like any failed call.
         let hinted = observed.state.hint.is_some();
-        let unanswered = look_up_wait(observed).filter(|_| hinted && !observed.state.hint_is_new);
+        let unanswered =
+            look_up_wait(observed).filter(|_| observed.state.hint.is_some_and(|hint| !hint.is_new));
         requeue_after = until_settling(observed).filter(|_| unsettled).or(unanswered);
         if (hinted && unanswered.is_none()) || (unsettled && requeue_after.is_none()) {
-            return Step::Refresh(Box::new(Refresh {
+            return DriverPlan::Refresh(Box::new(Refresh {
                 look_up: applied.clone(),
                 provider_id,
                 initialize,
@@ -51,7 +52,7 @@ pub fn plan_provisioned(
             .into();
         }
     } else {
-        match (observed.state.hint, machine.has_vanished()) {
+        match (observed.state.hinted(), machine.has_vanished()) {
             (Some(LookUpHint::Missing), false) => return Outcome::Vanished(provider_id).into(),
             (Some(LookUpHint::Back), true) => {
                 return Outcome::Provisioned(Box::new(Machine::new(provider_id, ""))).into();
@@ -86,7 +87,7 @@ pub fn plan_provisioned(
         if let Some(wait) = retry_wait(observed).filter(|_| !lacks_look_up) {
             return Outcome::Waiting(requeue_after.into_iter().chain(wait.requeue_after()).min()).into();
         }
-        return Step::Update(Box::new(Update {
+        return DriverPlan::Update(Box::new(Update {
             provider_id,
             applied: applied.clone(),
             wanted,

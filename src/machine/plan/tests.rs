@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::api::conditions::ConditionStatus;
-use crate::api::retry::Stage;
+use crate::api::retry::Call;
 use crate::api::v1alpha1::OperationType;
 use crate::driver::Priority;
 use crate::machine::fixtures::{INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world};
@@ -50,7 +50,7 @@ fn reason_of(plan: Plan) -> (&'static str, &'static str) {
 #[track_caller]
 fn provision(plan: Plan) -> Provision {
     match plan {
-        Plan::Execute(Step::Provision(plan)) => *plan,
+        Plan::CallDriver(DriverPlan::Provision(plan)) => *plan,
         other => panic!("expected a provision, got {other:?}"),
     }
 }
@@ -255,7 +255,7 @@ fn a_machine_that_its_owner_does_not_refer_to_gets_no_vm_and_says_so() {
             let does = matches!(
                 plan,
                 Plan::Outcome(Outcome::UpToDate { .. })
-                    | Plan::Execute(Step::Refresh(_) | Step::Delete(_))
+                    | Plan::CallDriver(DriverPlan::Refresh(_) | DriverPlan::Delete(_))
                     | Plan::RestoreFinalizer
             );
             assert_eq!(does, keeps, "{plan:?}");
@@ -521,7 +521,7 @@ fn a_machine_that_has_an_id_and_no_status_is_looked_up_by_its_id() {
     for state in states {
         let known = machine().recorded(state).provider_id("sim://1");
         for world in [world(), world().without_bootstrap()] {
-            let Plan::Execute(Step::Refresh(plan)) = world.plan(known.clone()) else {
+            let Plan::CallDriver(DriverPlan::Refresh(plan)) = world.plan(known.clone()) else {
                 panic!("nothing is created");
             };
             assert_eq!(plan.provider_id.as_str(), "sim://1");
@@ -668,7 +668,7 @@ fn a_refusal_that_no_driver_was_called_for_is_decided_anew_by_what_the_driver_sa
 #[test]
 fn what_a_driver_answered_is_final_whatever_it_says_of_itself() {
     let status = Status::new(Code::InvalidArgument, "no such size");
-    let failure = Failure::new(Stage::Create, status);
+    let failure = Failure::new(Call::Create, status);
     assert_left(&world(), after(&Outcome::Failed(Box::new(failure))));
 }
 
@@ -856,7 +856,7 @@ fn a_machine_whose_driver_is_busy_waits_in_silence() {
 #[test]
 fn what_may_be_there_is_looked_up_without_waiting_for_the_creates_of_others() {
     let priority = |machine: MachineFixture| match world().plan(machine) {
-        Plan::Execute(step) => Some(step.priority()),
+        Plan::CallDriver(plan) => Some(plan.priority()),
         Plan::Outcome(_) | Plan::RestoreFinalizer | Plan::ReportInPlaceUpdate(_) => None,
     };
     assert_eq!(priority(machine()), Some(Priority::Create));
@@ -948,7 +948,10 @@ fn unguarded_identities_keep_the_status_of_a_vm_that_is_up() {
         (world().plan(larger()), larger()),
     ] {
         assert!(
-            matches!(plan, Plan::Execute(Step::Refresh(_) | Step::Update(_))),
+            matches!(
+                plan,
+                Plan::CallDriver(DriverPlan::Refresh(_) | DriverPlan::Update(_))
+            ),
             "{plan:?}"
         );
         assert_eq!(

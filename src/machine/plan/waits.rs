@@ -23,7 +23,7 @@ const RECALLED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Returns the wait after the last failure, which ends with time or with a change such as another driver.
 pub fn retry_wait(observed: &Observed) -> Option<Action> {
-    if observed.state.hint.is_some() && observed.state.hint_is_new {
+    if observed.state.hint.is_some_and(|hint| hint.is_new) {
         return None;
     }
     recorded_wait(observed)

@@ -75,7 +75,7 @@ fn of_call(during: OperationType, operation: Option<Operation>, is_up: bool) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::retry::Stage;
+    use crate::api::retry::Call;
     use crate::machine::fixtures::{machine, world};
     use crate::machine::outcome::Failure;
     use crate::machine::plan::Plan;
@@ -83,19 +83,18 @@ mod tests {
 
     #[test]
     fn a_failure_is_logged_with_the_condition_that_shows_it() {
-        let failed =
-            |stage| Outcome::Failed(Box::new(Failure::new(stage, Status::new(Code::Internal, "no"))));
+        let failed = |call| Outcome::Failed(Box::new(Failure::new(call, Status::new(Code::Internal, "no"))));
         let (new, up) = (machine().build(), machine().provisioned().build());
         for (before, outcome, expected) in [
-            (&new, failed(Stage::Create), conditions::VIRTUAL_MACHINE_CREATED),
+            (&new, failed(Call::Create), conditions::VIRTUAL_MACHINE_CREATED),
             (
                 &new,
-                failed(Stage::Initialize),
+                failed(Call::Initialize),
                 conditions::VIRTUAL_MACHINE_INITIALIZED,
             ),
-            (&up, failed(Stage::Refresh), conditions::DRIVER_REACHABLE),
-            (&up, failed(Stage::Update), conditions::VIRTUAL_MACHINE_UP_TO_DATE),
-            (&up, failed(Stage::Delete), conditions::DELETING),
+            (&up, failed(Call::Refresh), conditions::DRIVER_REACHABLE),
+            (&up, failed(Call::Update), conditions::VIRTUAL_MACHINE_UP_TO_DATE),
+            (&up, failed(Call::Delete), conditions::DELETING),
             (
                 &up,
                 Outcome::RemoveFinalizer(RemovalReason::Forced),

@@ -58,10 +58,10 @@ fn a_suspicion_outlives_a_failure_and_ends_with_an_answer() {
         inputs: 0,
         unpublished: None,
     };
-    states.failed("u", states.get("u").hint_number, retry);
+    states.failed("u", states.get("u").hint_number(), retry);
     let known = states.get("u");
-    assert!(known.hint.is_some() && !known.hint_is_new);
-    states.succeeded("u", states.get("u").hint_number);
+    assert!(known.hint.is_some_and(|hint| !hint.is_new));
+    states.succeeded("u", states.get("u").hint_number());
     assert!(states.get("u").hint.is_none());
 }
 
@@ -70,14 +70,14 @@ fn a_suspicion_outlives_a_failure_and_ends_with_an_answer() {
 #[test]
 fn a_suspicion_that_comes_during_a_call_is_not_answered_by_it() {
     let states = RuntimeStates::default();
-    let hint = |uid: &str| states.get(uid).hint_number;
+    let hint = |uid: &str| states.get(uid).hint_number();
     states.hint("u", LookUpHint::Signal);
     let before = hint("u");
     states.hint("u", LookUpHint::Signal);
     states.succeeded("u", before);
-    assert_eq!(states.get("u").hint, Some(LookUpHint::Signal));
+    assert_eq!(states.get("u").hinted(), Some(LookUpHint::Signal));
     states.drop_signal("u", before);
-    assert_eq!(states.get("u").hint, Some(LookUpHint::Signal));
+    assert_eq!(states.get("u").hinted(), Some(LookUpHint::Signal));
     let retry = Retry {
         attempts: 1,
         trigger: RetryTrigger::Other,
@@ -86,14 +86,14 @@ fn a_suspicion_that_comes_during_a_call_is_not_answered_by_it() {
         unpublished: None,
     };
     states.failed("u", before, retry);
-    assert!(states.get("u").hint_is_new, "it waits for nothing");
+    assert!(states.get("u").hint.unwrap().is_new, "it waits for nothing");
     states.succeeded("u", hint("u"));
-    assert_eq!(states.get("u").hint, None);
+    assert_eq!(states.get("u").hinted(), None);
     // The same applies without an earlier hint.
     let before = hint("v");
     states.hint("v", LookUpHint::Signal);
     states.succeeded("v", before);
-    assert_eq!(states.get("v").hint, Some(LookUpHint::Signal));
+    assert_eq!(states.get("v").hinted(), Some(LookUpHint::Signal));
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_failure_is_kept_until_it_is_published_and_waited_for_after_that() {
         inputs: 0,
         unpublished: Some(Arc::new(Outcome::NoOp(""))),
     };
-    states.failed("u", states.get("u").hint_number, retry);
+    states.failed("u", states.get("u").hint_number(), retry);
     assert!(states.get("u").retry.unwrap().unpublished.is_some());
     states.published("u");
     assert!(states.get("u").retry.unwrap().unpublished.is_none());
@@ -149,7 +149,7 @@ fn a_failure_in_between_breaks_an_absence_off() {
         inputs: 0,
         unpublished: None,
     };
-    states.failed("u", states.get("u").hint_number, retry);
+    states.failed("u", states.get("u").hint_number(), retry);
     assert_eq!(
         states.absent_for("u", start + Duration::from_secs(9)),
         Duration::ZERO
@@ -173,8 +173,7 @@ fn an_absence_that_is_not_confirmed_any_further_is_broken_off() {
 fn what_only_forgets_remembers_nothing_of_an_object_that_is_gone() {
     let states = RuntimeStates::default();
     states.newest("u", || at("1"));
-    states.clear_errors("u");
-    states.succeeded("u", states.get("u").hint_number);
+    states.succeeded("u", states.get("u").hint_number());
     states.clear_absence("u");
     assert!(states.machines.lock().is_empty());
 }
@@ -189,7 +188,7 @@ fn a_suspicion_lasts_until_the_driver_was_asked() {
         "it outlives an absence that is not confirmed yet"
     );
     states.settle("u", Instant::now());
-    states.succeeded("u", states.get("u").hint_number);
+    states.succeeded("u", states.get("u").hint_number());
     let known = states.get("u");
     assert!(known.hint.is_none() && known.settle_until.is_none() && known.absent_since.is_none());
 }
@@ -197,11 +196,11 @@ fn a_suspicion_lasts_until_the_driver_was_asked() {
 #[test]
 fn machines_that_went_away_unseen_are_forgotten() {
     let states = RuntimeStates::default();
-    states.count_failure("gone");
-    states.count_failure("there");
+    states.hint("gone", LookUpHint::Signal);
+    states.hint("there", LookUpHint::Signal);
     states.forget_all_but(|uid| uid == "there");
-    assert_eq!(states.get("gone").errors, 0);
-    assert_eq!(states.get("there").errors, 1);
+    assert_eq!(states.get("gone").hinted(), None);
+    assert_eq!(states.get("there").hinted(), Some(LookUpHint::Signal));
 }
 
 #[test]
@@ -209,11 +208,11 @@ fn a_sign_does_not_take_back_what_lists_say() {
     let states = RuntimeStates::default();
     states.hint("u", LookUpHint::Missing);
     states.hint("u", LookUpHint::Signal);
-    states.drop_signal("u", states.get("u").hint_number);
-    assert_eq!(states.get("u").hint, Some(LookUpHint::Missing));
+    states.drop_signal("u", states.get("u").hint_number());
+    assert_eq!(states.get("u").hinted(), Some(LookUpHint::Missing));
     states.hint("u", LookUpHint::Back);
     assert_eq!(
-        states.get("u").hint,
+        states.get("u").hinted(),
         Some(LookUpHint::Back),
         "the newest list counts"
     );
@@ -229,7 +228,7 @@ fn a_list_that_has_the_vm_takes_back_what_lists_said_and_no_sign() {
     ] {
         states.hint("u", hint);
         states.drop_list_hint("u");
-        assert_eq!(states.get("u").hint, left);
+        assert_eq!(states.get("u").hinted(), left);
     }
 }
 
@@ -282,7 +281,7 @@ fn of_a_machine_at_rest_nothing_is_kept_once_its_create_is_long_over() {
     states.answered("old", at(9));
     states.answered("new", at(10));
     states.answered("failing", at(9));
-    states.count_failure("failing");
+    states.hint("failing", LookUpHint::Signal);
     states.forget_answered_before(at(10));
     let uids = |states: &RuntimeStates| {
         let mut uids: Vec<_> = states.machines.lock().keys().cloned().collect();
@@ -303,7 +302,7 @@ fn a_list_that_confirms_a_machine_ends_its_absence_and_what_lists_said_and_no_si
     states.hint("other", LookUpHint::Missing);
     states.drop_list_hints(|uid| uid != "other");
     assert!(states.get("absent").absent_since.is_none());
-    assert_eq!(states.get("missing").hint, None);
-    assert_eq!(states.get("silent").hint, Some(LookUpHint::Signal));
-    assert_eq!(states.get("other").hint, Some(LookUpHint::Missing));
+    assert_eq!(states.get("missing").hinted(), None);
+    assert_eq!(states.get("silent").hinted(), Some(LookUpHint::Signal));
+    assert_eq!(states.get("other").hinted(), Some(LookUpHint::Missing));
 }

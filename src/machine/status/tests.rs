@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::api::identity::InvalidSpec;
-use crate::api::retry::Stage;
+use crate::api::retry::Call;
 use crate::api::v1alpha1::SecretReference;
 use crate::api::{annotations, labels};
 use crate::apiserver::InvalidSecret;
@@ -49,8 +49,8 @@ fn message_of<'a>(status: &'a InfraMachineStatus, type_: &str) -> &'a str {
     condition(status, type_).message.as_str()
 }
 
-fn failed(stage: Stage, code: Code) -> Outcome {
-    Outcome::Failed(Box::new(Failure::new(stage, Status::new(code, "no room"))))
+fn failed(call: Call, code: Code) -> Outcome {
+    Outcome::Failed(Box::new(Failure::new(call, Status::new(code, "no room"))))
 }
 
 fn no_secrets(during: OperationType) -> Outcome {
@@ -115,14 +115,14 @@ fn harmless() -> Vec<Outcome> {
             requeue_after: Duration::from_secs(1),
         },
     ];
-    let deletes = |stage: &Stage| {
+    let deletes = |call: &Call| {
         matches!(
-            stage,
-            Stage::ShutDown | Stage::Delete | Stage::ConfirmGone | Stage::ListAfterDelete
+            call,
+            Call::ShutDown | Call::Delete | Call::ConfirmGone | Call::ListAfterDelete
         )
     };
-    for stage in Stage::ALL.into_iter().filter(|stage| !deletes(stage)) {
-        all.extend(Code::ALL.map(|code| failed(stage, code)));
+    for call in Call::ALL.into_iter().filter(|call| !deletes(call)) {
+        all.extend(Code::ALL.map(|code| failed(call, code)));
     }
     all
 }
@@ -161,7 +161,7 @@ fn ready_ends_when_the_driver_says_that_the_vm_is_gone_or_failed_or_when_it_is_d
         (Outcome::Vanished(id), reason::VIRTUAL_MACHINE_VANISHED),
         (provisioned(broken), reason::VIRTUAL_MACHINE_FAILED),
         (deleting, reason::DELETING),
-        (failed(Stage::Delete, Code::Unavailable), reason::DELETING),
+        (failed(Call::Delete, Code::Unavailable), reason::DELETING),
     ] {
         let status = status_of(machine().provisioned(), &outcome);
         assert_eq!(state_of(&status, conditions::READY), ("False", why));
@@ -237,7 +237,7 @@ fn the_same_outcome_again_writes_nothing() {
 /// Returns an unavailable driver's failure, with a requested delay.
 fn unavailable(message: &str) -> Outcome {
     let status = Status::new(Code::Unavailable, message).with_retry_after(Duration::from_secs(1));
-    Outcome::Failed(Box::new(Failure::new(Stage::Create, status)))
+    Outcome::Failed(Box::new(Failure::new(Call::Create, status)))
 }
 
 /// Simulates a create that fails for an hour. Returns the number of attempts, and the attempts that were
@@ -298,7 +298,7 @@ fn what_is_new_of_a_failure_is_told_at_once() {
             attempts: 3,
             ..timing()
         };
-        let outcome = Outcome::Failed(Box::new(Failure::new(Stage::Create, Status::new(code, "no"))));
+        let outcome = Outcome::Failed(Box::new(Failure::new(Call::Create, Status::new(code, "no"))));
         let status = after(&machine, &outcome, again);
         (machine.status.unwrap() == status, status)
     };
@@ -357,7 +357,7 @@ fn what_the_schema_would_refuse_is_left_out_or_cut() {
     assert_eq!((status.node_name, status.failure_domain), (None, None));
     assert_eq!(status.addresses.len(), 254);
     let long = Status::new(Code::InvalidArgument, "é".repeat(LONG));
-    let outcome = Outcome::Failed(Box::new(Failure::new(Stage::Create, long)));
+    let outcome = Outcome::Failed(Box::new(Failure::new(Call::Create, long)));
     let status = status_of(machine().identified(), &outcome);
     let lengths = [
         status.failure_message.as_deref(),
@@ -374,7 +374,7 @@ fn what_the_schema_would_refuse_is_left_out_or_cut() {
 /// INI-14, INI-15, INI-16, INI-17
 #[test]
 fn an_initialization_that_failed_is_a_failed_create_of_the_stage_instance_initialization() {
-    let outcome = failed(Stage::Initialize, Code::Uninitialized);
+    let outcome = failed(Call::Initialize, Code::Uninitialized);
     let status = status_of(machine().identified().provider_id("sim://1"), &outcome);
     let last = status.last_operation.as_ref().unwrap();
     assert_eq!(
@@ -407,7 +407,7 @@ fn a_wait_that_is_read_back_from_the_status_is_never_shorter_than_it_was_meant_t
             now: late,
             ..timing()
         };
-        let outcome = failed(Stage::Update, Code::NotFound);
+        let outcome = failed(Call::Update, Code::NotFound);
         let mut machine = machine().provisioned().build();
         let status = serde_json::to_string(&after(&machine, &outcome, timing)).unwrap();
         machine.status = Some(serde_json::from_str(&status).unwrap());
@@ -428,7 +428,7 @@ fn a_wait_that_is_read_back_from_the_status_is_never_shorter_than_it_was_meant_t
 #[test]
 fn a_create_that_failed_says_so_with_the_codes_name_and_fails_for_good_only_where_a_retry_is_senseless() {
     for code in Code::ALL {
-        let status = status_of(machine().identified(), &failed(Stage::Create, code));
+        let status = status_of(machine().identified(), &failed(Call::Create, code));
         let last = status.last_operation.as_ref().unwrap();
         assert_eq!(last.operation.as_deref(), Some("CreateMachine"));
         assert_eq!(last.code.as_deref(), Some(code.name()));
@@ -460,7 +460,7 @@ fn a_call_that_a_driver_does_not_answer_is_not_reported_of_a_machine_that_is_up(
         )
     };
     for code in Code::ALL {
-        let status = status_of(up(), &failed(Stage::Refresh, code));
+        let status = status_of(up(), &failed(Call::Refresh, code));
         assert_eq!(
             state_of(&status, conditions::DRIVER_REACHABLE),
             ("True", reason::REACHABLE),
@@ -498,7 +498,7 @@ fn a_call_that_a_driver_does_not_answer_is_not_reported_of_a_machine_that_is_up(
 #[test]
 fn only_a_driver_that_does_not_answer_is_called_unreachable() {
     for code in Code::ALL {
-        let status = status_of(machine().identified(), &failed(Stage::LookUpAgain, code));
+        let status = status_of(machine().identified(), &failed(Call::LookUpAgain, code));
         let outage = matches!(code, Code::Unavailable | Code::DeadlineExceeded);
         let expected = if outage {
             ("False", code.name())
@@ -542,7 +542,7 @@ fn a_vm_that_is_up_and_cannot_be_asked_after_for_want_of_secrets_says_so_until_i
 #[test]
 fn a_create_that_takes_too_long_is_called_timed_out_and_keeps_its_cause() {
     let slow = machine().identified().build();
-    let outcome = failed(Stage::Create, Code::ResourceExhausted);
+    let outcome = failed(Call::Create, Code::ResourceExhausted);
     let late = RetryTiming {
         now: at(1201),
         ..timing()
@@ -577,7 +577,7 @@ fn an_earlier_failure_is_history_once_the_new_spec_is_tried() {
         status.failure_reason = Some("InvalidArgument".to_owned());
         status.failure_message = Some("no".to_owned());
     });
-    let status = status_of(tried_before, &failed(Stage::Create, Code::Unavailable));
+    let status = status_of(tried_before, &failed(Call::Create, Code::Unavailable));
     assert_eq!((status.failure_reason, status.failure_message), (None, None));
     assert_eq!(status.observed_generation, Some(2));
 }
@@ -597,7 +597,10 @@ fn a_pause_does_not_make_an_old_failure_one_of_the_new_spec() {
     assert_eq!(state_of(&status, conditions::PAUSED), ("True", reason::PAUSED));
     let plan = world().plan(machine().identified().generation(2).status(|s| *s = status));
     assert!(
-        matches!(plan, Plan::Execute(crate::machine::plan::Step::Provision(_))),
+        matches!(
+            plan,
+            Plan::CallDriver(crate::machine::plan::DriverPlan::Provision(_))
+        ),
         "{plan:?}"
     );
 }
@@ -606,7 +609,7 @@ fn a_pause_does_not_make_an_old_failure_one_of_the_new_spec() {
 #[test]
 fn while_nothing_is_called_no_time_of_a_next_try_is_shown_and_after_a_pause_it_is_again() {
     let mut held = machine().identified().build();
-    held.status = Some(after(&held, &failed(Stage::Create, Code::Unavailable), timing()));
+    held.status = Some(after(&held, &failed(Call::Create, Code::Unavailable), timing()));
     let next = |status: &InfraMachineStatus| {
         let last = status.last_operation.as_ref().unwrap();
         assert_eq!(last.state, OperationState::Failed, "what was tried is kept");
@@ -648,12 +651,15 @@ fn while_nothing_is_called_no_time_of_a_next_try_is_shown_and_after_a_pause_it_i
 fn a_machine_whose_driver_is_configured_again_is_tried_at_once() {
     let mut held = machine().identified().build();
     let not_configured = blocked(world().driver_not_configured().plan(machine().identified()));
-    held.status = Some(after(&held, &failed(Stage::Create, Code::Unavailable), timing()));
+    held.status = Some(after(&held, &failed(Call::Create, Code::Unavailable), timing()));
     held.status = Some(after(&held, &not_configured, timing()));
     let status = held.status.clone().unwrap();
     let plan = world().plan(machine().identified().status(|shown| *shown = status));
     assert!(
-        matches!(plan, Plan::Execute(crate::machine::plan::Step::Provision(_))),
+        matches!(
+            plan,
+            Plan::CallDriver(crate::machine::plan::DriverPlan::Provision(_))
+        ),
         "{plan:?}"
     );
     let mut up = machine().provisioned().build();
@@ -752,13 +758,13 @@ fn a_wait_for_a_permit_hides_nothing_that_came_of_a_call() {
     };
     let deleted = || machine().identified().deleted_at(now());
     let outcomes = [
-        (machine().identified(), failed(Stage::Create, Code::Unavailable)),
+        (machine().identified(), failed(Call::Create, Code::Unavailable)),
         (
             machine().identified(),
-            failed(Stage::LookUp, Code::PermissionDenied),
+            failed(Call::LookUp, Code::PermissionDenied),
         ),
         (machine().identified(), no_secrets(OperationType::Create)),
-        (deleted(), failed(Stage::Delete, Code::Internal)),
+        (deleted(), failed(Call::Delete, Code::Internal)),
         (deleted(), no_secrets(OperationType::Delete)),
         (deleted(), deletion(reason::SHUTTING_DOWN)),
         (deleted(), deletion(reason::DELETING)),
@@ -817,7 +823,7 @@ fn a_machine_that_is_held_back_for_want_of_capacity_says_so_once_unless_it_was_r
     assert_eq!(after(&new, &circuit_open(), later), status);
     new.status = Some(after(
         &new,
-        &failed(Stage::Create, Code::ResourceExhausted),
+        &failed(Call::Create, Code::ResourceExhausted),
         timing(),
     ));
     assert_eq!(Some(after(&new, &circuit_open(), later)), new.status);
@@ -836,13 +842,13 @@ fn a_wait_for_capacity_shows_no_time_of_another_wait_and_its_own_again_after_a_p
         last.next_retry_time.as_ref().map(|time| time.0)
     };
     let mut other = machine().build();
-    let unavailable = failed(Stage::Create, Code::Unavailable);
+    let unavailable = failed(Call::Create, Code::Unavailable);
     other.status = Some(after(&other, &unavailable, timing()));
     assert!(next_try(other.status.as_ref().unwrap()).is_some());
     assert_eq!(next_try(&after(&other, &circuit_open, timing())), None);
 
     let mut refused = machine().build();
-    let exhausted = failed(Stage::Create, Code::ResourceExhausted);
+    let exhausted = failed(Call::Create, Code::ResourceExhausted);
     refused.status = Some(after(&refused, &exhausted, timing()));
     let pause = Outcome::Blocked(Blocked::new(conditions::PAUSED, reason::PAUSED, "paused"));
     refused.status = Some(after(&refused, &pause, timing()));
@@ -901,7 +907,7 @@ fn what_is_so_no_more_is_not_shown_any_more() {
 #[test]
 fn an_update_that_failed_is_told_where_updates_are_told() {
     for code in Code::ALL {
-        let outcome = failed(Stage::Update, code);
+        let outcome = failed(Call::Update, code);
         let status = status_of(machine().provisioned(), &outcome);
         assert_eq!(
             state_of(&status, conditions::VIRTUAL_MACHINE_UP_TO_DATE),
@@ -930,7 +936,7 @@ fn an_update_that_is_done_is_the_last_operation() {
 #[test]
 fn a_deletion_that_failed_says_why_it_is_still_there() {
     for code in Code::ALL {
-        let outcome = failed(Stage::Delete, code);
+        let outcome = failed(Call::Delete, code);
         let status = status_of(machine().provisioned().deleted_at(now()), &outcome);
         assert_eq!(state_of(&status, conditions::DELETING), ("True", code.name()));
         let deleting = condition(&status, conditions::DELETING);
@@ -978,7 +984,7 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
     for outcome in [
         kept(&[]),
         Outcome::Updated,
-        failed(Stage::Refresh, Code::Unauthenticated),
+        failed(Call::Refresh, Code::Unauthenticated),
     ] {
         let mut fixture = changed().build();
         let status = after(&fixture, &outcome, timing());
@@ -1001,7 +1007,7 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
         fixture.spec.secret_ref = Some(SecretReference {
             name: "old".to_owned(),
         });
-        let healed = after(&fixture, &failed(Stage::Refresh, Code::Internal), timing());
+        let healed = after(&fixture, &failed(Call::Refresh, Code::Internal), timing());
         assert_eq!(
             state_of(&healed, conditions::VIRTUAL_MACHINE_UP_TO_DATE),
             ("True", reason::UP_TO_DATE)
@@ -1015,10 +1021,7 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
         "{}",
         shown.message
     );
-    let deleted = status_of(
-        changed().deleted_at(now()),
-        &failed(Stage::Delete, Code::Internal),
-    );
+    let deleted = status_of(changed().deleted_at(now()), &failed(Call::Delete, Code::Internal));
     assert!(conditions::get(&deleted.conditions, conditions::VIRTUAL_MACHINE_UP_TO_DATE).is_none());
 }
 
@@ -1052,13 +1055,13 @@ fn whatever_keeps_a_deletion_from_going_on_its_status_says_so_and_is_not_ready()
             Outcome::Waiting(Some(Duration::from_mins(1))),
         ),
     ];
-    for stage in [
-        Stage::ShutDown,
-        Stage::Delete,
-        Stage::ConfirmGone,
-        Stage::ListAfterDelete,
+    for call in [
+        Call::ShutDown,
+        Call::Delete,
+        Call::ConfirmGone,
+        Call::ListAfterDelete,
     ] {
-        all.extend(Code::ALL.map(|code| (deleted(), failed(stage, code))));
+        all.extend(Code::ALL.map(|code| (deleted(), failed(call, code))));
     }
     for (fixture, outcome) in all {
         let why = match &outcome {

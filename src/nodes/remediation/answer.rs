@@ -1,6 +1,6 @@
 //! The meaning of the driver's answer to RestartMachine. Pure.
 
-use crate::api::retry::{self, Disposition, Stage};
+use crate::api::retry::{self, Call, Disposition};
 use cmi_driver::{Code, Status};
 
 /// Whether the VM was restarted.
@@ -27,7 +27,7 @@ impl RestartResult {
         if status.is_never_sent() {
             return Self::NotMade;
         }
-        if retry::disposition(Stage::Restart, status.code()) == Disposition::Replace {
+        if retry::disposition(Call::Restart, status.code()) == Disposition::Replace {
             return Self::NotPossible;
         }
         match status.code() {

@@ -14,7 +14,7 @@ use crate::admission::{self, Enforcement};
 use crate::api::ObjectMetaExt as _;
 use crate::api::conditions::reason;
 use crate::api::identity;
-use crate::api::retry::{self, Stage};
+use crate::api::retry::{self, Call};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
 use crate::api::wall_clock;
 use crate::apiserver::secrets::Redactor;
@@ -160,7 +160,7 @@ fn not_made(status: &Status) -> RemediationState {
     not_done(
         status.code().name(),
         message,
-        Requeue::after_failure(Stage::Restart, status),
+        Requeue::after_failure(Call::Restart, status),
     )
 }
 

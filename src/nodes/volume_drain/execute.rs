@@ -14,7 +14,7 @@ use super::step::{PreviousEviction, Waiting};
 use super::workload::{DrainObservation, DryRun, EvictionResult, Next, evict, observe};
 use super::{publish, status, volumes};
 use crate::api::cluster_api::Cluster;
-use crate::api::retry::{self, Disposition, LONG_WAIT, Stage};
+use crate::api::retry::{self, Call, Disposition, LONG_WAIT};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::wall_clock;
 use crate::api::wall_clock::{elapsed, until};
@@ -271,7 +271,7 @@ async fn volume_ids(observed: &Observed, infra: &InfraMachine, ctx: &Context, sp
         };
         match permit.driver().get_volume_ids(request).await {
             Ok(found) => ids.extend(found.into_iter().take(MAX_IDS)),
-            Err(status) if retry::disposition(Stage::VolumeIds, status.code()) == Disposition::Retry => {
+            Err(status) if retry::disposition(Call::VolumeIds, status.code()) == Disposition::Retry => {
                 return Ids::Failed(status);
             }
             Err(status) => tracing::warn!(

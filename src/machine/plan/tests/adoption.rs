@@ -32,7 +32,7 @@ fn old_spec(spec: &serde_json::Value) -> ProviderSpec {
 #[track_caller]
 fn adopt(plan: Plan) -> Adopt {
     match plan {
-        Plan::Execute(Step::Adopt(plan)) => *plan,
+        Plan::CallDriver(DriverPlan::Adopt(plan)) => *plan,
         other => panic!("expected an adoption, got {other:?}"),
     }
 }
@@ -173,7 +173,7 @@ fn an_object_that_a_create_was_issued_for_adopts_no_vm() {
 #[track_caller]
 fn refresh(plan: Plan) -> Refresh {
     match plan {
-        Plan::Execute(Step::Refresh(plan)) => *plan,
+        Plan::CallDriver(DriverPlan::Refresh(plan)) => *plan,
         other => panic!("expected a look-up, got {other:?}"),
     }
 }
@@ -212,7 +212,7 @@ fn an_adopted_vm_is_up_to_date_by_its_old_tags() {
         };
         assert_eq!(not_updatable, []);
     }
-    let Plan::Execute(Step::Update(update)) = world().plan(up.spec(&json!({"size": "xl"}))) else {
+    let Plan::CallDriver(DriverPlan::Update(update)) = world().plan(up.spec(&json!({"size": "xl"}))) else {
         panic!("its spec can be changed");
     };
     assert_eq!(update.wanted, old_spec(&json!({"size": "xl"})));
@@ -239,11 +239,12 @@ fn an_adopted_vm_gets_the_identity_that_it_lacks_where_the_driver_can_add_it() {
     };
     let adding = || world().capabilities(|all| all.hot_updatable = vec![all.machine_tag_path()]);
     let old = old_spec(&json!({"size": "s"}));
-    let Plan::Execute(Step::Update(update)) = adding().plan(applied(&old)) else {
+    let Plan::CallDriver(DriverPlan::Update(update)) = adding().plan(applied(&old)) else {
         panic!("the identity is missing");
     };
     assert_eq!((&update.applied, &update.wanted), (&old, &with_identity("u-1")));
-    let Plan::Execute(Step::Refresh(refresh)) = adding().hinting(LookUpHint::Signal).plan(applied(&old))
+    let Plan::CallDriver(DriverPlan::Refresh(refresh)) =
+        adding().hinting(LookUpHint::Signal).plan(applied(&old))
     else {
         panic!("a hint is looked after first");
     };
@@ -293,7 +294,7 @@ fn a_vm_that_was_never_confirmed_is_left_alone_when_its_machine_is_deleted() {
     let held = asked().recorded(VmState::None).deleted_at(now());
     assert!(released(world().plan(held)));
     assert_left(&world(), asked().deleted_at(now()));
-    let Plan::Execute(Step::Delete(delete)) = world().plan(confirmed().deleted_at(now())) else {
+    let Plan::CallDriver(DriverPlan::Delete(delete)) = world().plan(confirmed().deleted_at(now())) else {
         panic!("a confirmed VM goes with its machine");
     };
     assert_eq!(delete.spec, old_spec(&json!({"size": "s"})));
@@ -304,7 +305,7 @@ fn a_vm_that_was_never_confirmed_is_left_alone_when_its_machine_is_deleted() {
 #[test]
 fn what_a_create_may_have_made_is_deleted_though_an_adoption_was_asked_for_since() {
     let deletion = |machine: MachineFixture| match world().plan(machine.deleted_at(now())) {
-        Plan::Execute(Step::Delete(delete)) => *delete,
+        Plan::CallDriver(DriverPlan::Delete(delete)) => *delete,
         other => panic!("expected a deletion, got {other:?}"),
     };
     let issued = VmState::Creating {

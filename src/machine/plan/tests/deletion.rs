@@ -7,7 +7,7 @@ use crate::machine::outcome::RemovalReason;
 #[track_caller]
 fn delete(plan: Plan) -> Delete {
     match plan {
-        Plan::Execute(Step::Delete(plan)) => *plan,
+        Plan::CallDriver(DriverPlan::Delete(plan)) => *plan,
         other => panic!("expected a deletion, got {other:?}"),
     }
 }

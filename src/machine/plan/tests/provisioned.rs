@@ -7,7 +7,7 @@ use crate::machine::runtime_state::LookUpHint;
 #[track_caller]
 fn refresh(plan: Plan) -> Refresh {
     match plan {
-        Plan::Execute(Step::Refresh(plan)) => *plan,
+        Plan::CallDriver(DriverPlan::Refresh(plan)) => *plan,
         other => panic!("expected a recheck, got {other:?}"),
     }
 }
@@ -15,7 +15,7 @@ fn refresh(plan: Plan) -> Refresh {
 #[track_caller]
 fn update(plan: Plan) -> Update {
     match plan {
-        Plan::Execute(Step::Update(plan)) => *plan,
+        Plan::CallDriver(DriverPlan::Update(plan)) => *plan,
         other => panic!("expected an update, got {other:?}"),
     }
 }

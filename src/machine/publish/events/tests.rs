@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::api::identity::InvalidSpec;
-use crate::api::retry::Stage;
+use crate::api::retry::Call;
 use crate::api::v1alpha1::InfraMachineStatus;
 use crate::apiserver::InvalidSecret;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, reachability, world};
@@ -13,8 +13,8 @@ use crate::machine::plan::Plan;
 use crate::machine::status::{self, RetryTiming};
 use cmi_driver::{Operation, Status};
 
-fn failed(stage: Stage, code: Code) -> Outcome {
-    Outcome::Failed(Box::new(Failure::new(stage, Status::new(code, "no room"))))
+fn failed(call: Call, code: Code) -> Outcome {
+    Outcome::Failed(Box::new(Failure::new(call, Status::new(code, "no room"))))
 }
 
 fn vm() -> Outcome {
@@ -116,11 +116,11 @@ fn whatever_goes_wrong_is_said_once() {
         ),
     ];
     for code in Code::ALL {
-        let create = failed(Stage::Create, code);
-        let initialize = failed(Stage::Initialize, code);
-        let refresh = failed(Stage::Refresh, code);
-        let update = failed(Stage::Update, code);
-        let delete = failed(Stage::Delete, code);
+        let create = failed(Call::Create, code);
+        let initialize = failed(Call::Initialize, code);
+        let refresh = failed(Call::Refresh, code);
+        let update = failed(Call::Update, code);
+        let delete = failed(Call::Delete, code);
         cases.extend([
             (machine().identified(), create),
             (machine().identified(), initialize),
@@ -157,7 +157,7 @@ fn another_code_of_the_same_call_is_news() {
         Code::Unavailable,
         5,
     );
-    let exhausted = failed(Stage::Create, Code::ResourceExhausted);
+    let exhausted = failed(Call::Create, Code::ResourceExhausted);
     let event = of(&before.build(), &exhausted, 4).unwrap();
     let text = format!("CreateMachine: no room; {RETRY_NOW_HINT}");
     assert_eq!(
@@ -173,7 +173,7 @@ fn an_outage_that_the_status_shows_leads_to_no_event_of_any_machine() {
         ConditionStatus::False,
         "Unavailable",
     );
-    let refresh = failed(Stage::Refresh, Code::Unavailable);
+    let refresh = failed(Call::Refresh, Code::Unavailable);
     assert_eq!(of(&known.build(), &refresh, 1), None);
     let up = machine().provisioned().build();
     assert_eq!(of(&up, &refresh, 1), None, "it is reported on the InfraCluster");
@@ -186,7 +186,7 @@ fn an_update_that_fails_during_a_known_outage_is_still_said_once() {
         ConditionStatus::False,
         "Unavailable",
     );
-    let update = failed(Stage::Update, Code::Internal);
+    let update = failed(Call::Update, Code::Internal);
     assert!(of(&known.build(), &update, 1).is_some());
 }
 
@@ -277,6 +277,6 @@ fn an_end_is_said_and_one_by_force_says_what_may_be_left() {
 fn an_event_is_about_the_status_before_and_a_machine_without_one_is_all_news() {
     let mut before = machine().build();
     before.status = Some(InfraMachineStatus::default());
-    let outcome = failed(Stage::Create, Code::Unknown);
+    let outcome = failed(Call::Create, Code::Unknown);
     assert!(of(&before, &outcome, 9).is_some());
 }

@@ -384,7 +384,7 @@ async fn a_node_that_reports_again_is_a_reason_to_ask_about_a_vm_that_was_found_
         context.states.forget("u-m");
         watched.infra_machine(&Event::Apply(infra_machine("m", 2, &ready(reason))));
         watched.machine(&Event::Apply(machine("m", 2, &healthy)));
-        assert_eq!(context.states.get("u-m").hint, hint, "{reason}");
+        assert_eq!(context.states.get("u-m").hinted(), hint, "{reason}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! The steps of a plan, and their inputs.
+//! The kinds of plans, and their inputs.
 
 use std::time::Duration;
 
@@ -21,12 +21,12 @@ pub enum Plan {
     /// Write the annotation that tells Cluster API that the VM has the requested spec.
     ReportInPlaceUpdate(Option<String>),
     /// Call the driver.
-    Execute(Step),
+    CallDriver(DriverPlan),
 }
 
-/// A step that calls the driver.
+/// A plan that calls the driver.
 #[derive(Debug)]
-pub enum Step {
+pub enum DriverPlan {
     /// Look up the VM, create it if absent, and initialize it.
     Provision(Box<Provision>),
     /// Adopt a VM that another controller created, after the driver confirms it.
@@ -45,14 +45,14 @@ impl From<Outcome> for Plan {
     }
 }
 
-impl From<Step> for Plan {
-    fn from(step: Step) -> Self {
-        Self::Execute(step)
+impl From<DriverPlan> for Plan {
+    fn from(plan: DriverPlan) -> Self {
+        Self::CallDriver(plan)
     }
 }
 
-impl Step {
-    /// The priority of the step's permit.
+impl DriverPlan {
+    /// The priority of the permit.
     pub fn priority(&self) -> Priority {
         match self {
             // The look-up of a VM that may exist must not wait for the creates of other machines.
@@ -62,7 +62,7 @@ impl Step {
         }
     }
 
-    /// The operation that includes the step.
+    /// The operation that includes the calls.
     pub fn during(&self) -> OperationType {
         match self {
             Self::Provision(_) | Self::Adopt(_) | Self::Refresh(_) => OperationType::Create,
@@ -76,9 +76,11 @@ impl Plan {
     /// The check of the admission policies that the plan requires.
     pub fn required_policy_check(&self) -> RequiredPolicyCheck {
         match self {
-            // The step takes over an existing VM, and may initialize it.
-            Self::Execute(Step::Provision(plan)) if !plan.is_identified => RequiredPolicyCheck::Cached,
-            Self::Execute(_) | Self::Outcome(Outcome::RemoveFinalizer(_)) => RequiredPolicyCheck::Fresh,
+            // The plan takes over an existing VM, and may initialize it.
+            Self::CallDriver(DriverPlan::Provision(plan)) if !plan.is_identified => {
+                RequiredPolicyCheck::Cached
+            }
+            Self::CallDriver(_) | Self::Outcome(Outcome::RemoveFinalizer(_)) => RequiredPolicyCheck::Fresh,
             Self::RestoreFinalizer => RequiredPolicyCheck::Cached,
             Self::Outcome(Outcome::Blocked(block)) if block.record.is_some() => RequiredPolicyCheck::Cached,
             Self::Outcome(_) | Self::ReportInPlaceUpdate(_) => RequiredPolicyCheck::None,
