@@ -1,4 +1,4 @@
-//! A Cluster whose machines are VMs of the lab, and what is seen of them.
+//! A Cluster whose machines are VMs of the lab, and the observations of a test.
 
 use std::fs;
 
@@ -26,7 +26,7 @@ const PATIENCE: u32 = 30;
 const BOOTSTRAP: &str = "boot";
 static INSTALLED: OnceCell<()> = OnceCell::const_new();
 
-/// A Cluster with a MachineDeployment of its name, a provider and a driver of its own.
+/// A Cluster with its own provider, driver and MachineDeployment, which has the Cluster's name.
 pub struct Cluster {
     name: String,
     namespace: String,
@@ -58,7 +58,7 @@ pub struct Vm {
 }
 
 impl Vm {
-    /// What an InfraMachine says of its VM.
+    /// Reads the VM from the status and providerID of an InfraMachine.
     pub fn of(machine: &DynamicObject) -> Option<Self> {
         let text = |pointer: &str| machine.data.pointer(pointer)?.as_str().map(str::to_owned);
         let provider_id = text("/spec/providerID")?;
@@ -273,7 +273,7 @@ impl Cluster {
         .await
     }
 
-    /// A MachineHealthCheck of what the provider says; returns when it has looked.
+    /// Makes a MachineHealthCheck of InfrastructureReady, and returns when it has looked.
     pub async fn health_check(&self) -> Result<()> {
         let conditions = ["False", "Unknown"].map(
             |status| json!({"type": "InfrastructureReady", "status": status, "timeoutSeconds": PATIENCE}),
@@ -300,8 +300,8 @@ impl Cluster {
         .await
     }
 
-    /// Says of a Node what the node lifecycle controller, which the workload cluster lacks, says of a kubelet
-    /// that it does not hear any more.
+    /// Sets the Ready condition of a Node to Unknown. The node lifecycle controller does this for a silent
+    /// kubelet, but the workload cluster has no such controller.
     pub async fn lose_node(&self, vm: &Vm) -> Result<()> {
         let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         let silent = json!({"status": {"conditions": [{
@@ -331,7 +331,7 @@ impl Cluster {
     }
 }
 
-/// What the provider says of a machine.
+/// Returns the provider's Ready condition of a machine.
 fn ready(machine: &DynamicObject) -> Value {
     let conditions = machine.data["status"]["conditions"].as_array();
     let ready = conditions

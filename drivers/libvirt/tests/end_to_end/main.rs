@@ -1,8 +1,8 @@
-//! Cluster API's real controllers make Machines of real VMs: a real kube-apiserver, this provider as a
-//! process, the driver as a plugin over mutual TLS, two real libvirt hosts, and guests that boot.
+//! Cluster API's real controllers make Machines of real VMs. The kube-apiserver is real, this provider runs
+//! as a process, and the driver is a plugin over mutual TLS. The guests boot on two real libvirt hosts.
 //!
-//! A guest's kubelet alone is a stand-in: its Node is registered by the bootstrap data and under the name and
-//! ProviderID that the guest itself serves to its network, so only what a guest has really read makes a Node.
+//! Only the kubelet of a guest is a stand-in. The guest serves its bootstrap data, name and ProviderID to its
+//! network, and the stand-in registers the Node from them. So a guest that has not read its data has no Node.
 
 // A failure of the lab ends the test.
 #![allow(clippy::unwrap_used)]
@@ -129,7 +129,7 @@ async fn a_guest_that_is_killed_is_replaced_by_a_health_check_and_the_other_runs
     cluster.delete().await?;
     eventually(DEADLINE, "hosts as they were", async || {
         let mut now = hosts.inventory().await?;
-        // What a guest that was killed could not give back is free when its time is over.
+        // A killed guest cannot release its lease. The lease is free when it expires.
         now.forget_lease(killed);
         ensure!(now == before, "{now:#?}, and not {before:#?}");
         Ok(())

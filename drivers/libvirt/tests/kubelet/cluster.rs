@@ -25,7 +25,7 @@ pub const TAINT: &str = "node.machine.sapcloud.io/instance-not-ready";
 const API_SERVER: ([u8; 4], u16) = ([192, 168, 122, 1], 6443);
 const DEADLINE: Duration = Duration::from_mins(3);
 
-/// All of it, which ends when this is dropped: what comes first, first.
+/// The running parts. Dropping this ends them in the order of the fields.
 pub struct Cluster {
     _provider: Launched,
     _plugin: Process,
@@ -131,8 +131,8 @@ impl Cluster {
     }
 }
 
-/// The folder that a script of the node image prints; it builds what is in there unless it is there. This
-/// program's standard error shows its progress.
+/// Returns the folder that a script of the node image prints. The script builds its content on the first run.
+/// This program's standard error shows the progress.
 pub fn built(script: &str) -> Result<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("image").join(script);
     let built = Command::new(&path).stderr(Stdio::inherit()).output()?;
@@ -140,7 +140,7 @@ pub fn built(script: &str) -> Result<PathBuf> {
     Ok(PathBuf::from(String::from_utf8(built.stdout)?.trim()))
 }
 
-/// Runs a command and gives what it printed.
+/// Runs a command and returns its output.
 fn run(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("running {command:?}"))?;
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -148,7 +148,7 @@ fn run(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// The network namespace that a host has of its own.
+/// Returns the path of a host's network namespace.
 fn network(lab: &Lab, host: &str) -> Result<PathBuf> {
     let pid = fs::read_to_string(lab.of(host).join("run/libvirtd.pid"))?;
     Ok(Path::new("/proc").join(pid.trim()).join("ns/net"))
