@@ -114,7 +114,7 @@ test-libvirt: prepare-libvirt ## Lint and test the libvirt driver, on a libvirtd
 	$(TEST_LIBVIRT)
 
 # A real Cluster API, two hosts, guests that boot: create, roll out, scale down, delete.
-SMOKE_CASE = a_machine_deployment_is_vms_on_two_hosts_rolled_scaled_down_and_deleted
+SMOKE_CASE = a_machine_deployment_rolls_scales_and_deletes_vms_on_two_hosts
 
 .PHONY: test-libvirt-smoke
 test-libvirt-smoke: prepare-libvirt ## Lint the libvirt driver, and run the conformance suite and one case with Cluster API against it.

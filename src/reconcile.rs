@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_object_that_the_api_server_refuses_is_written_ever_more_rarely_and_holds_no_other_up() {
+    async fn the_backoff_of_a_refused_object_doubles_and_affects_no_other() {
         let (reconciler, stubborn) = (reconciler(), object("u-1"));
         let waits: Vec<_> = (0..4)
             .map(|_| reconciler.error_policy(&stubborn, &refused()))
@@ -222,7 +222,7 @@ mod tests {
 
     /// Otherwise a permit would be reserved for it while others wait.
     #[tokio::test]
-    async fn however_a_reconcile_ends_that_asked_for_no_permit_its_object_has_left_the_queue() {
+    async fn a_reconcile_without_a_permit_request_leaves_the_queue() {
         let driver = driver_with_one_permit(FakeDriver::default());
         let drivers = ConfiguredDrivers::new(vec![driver]).unwrap();
         let driver = drivers.named("pool").unwrap();

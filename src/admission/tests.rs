@@ -75,7 +75,7 @@ fn defaults_of_the_api_server_change_nothing() {
 }
 
 #[test]
-fn a_policy_that_was_made_to_apply_to_less_is_told_from_the_one_that_guards() {
+fn a_narrowed_policy_differs_from_the_expected_one() {
     let policy = one(comparison::CARRIER, false);
     let narrower: [fn(&mut Value); 4] = [
         |spec| spec["matchConditions"] = json!([{"name": "a", "expression": "false"}]),
@@ -113,7 +113,7 @@ fn versions() -> [Expected; 3] {
 }
 
 #[test]
-fn the_policies_of_a_newer_version_guard_for_an_older_one_which_leaves_them() {
+fn an_older_version_keeps_the_policies_of_a_newer_one() {
     let [older, own, newer] = versions();
     let compared = |found| compare(&own, Some(&as_found(found, |_| {})));
     assert_eq!(compared(&own), PolicyFinding::AsExpected);
@@ -124,7 +124,7 @@ fn the_policies_of_a_newer_version_guard_for_an_older_one_which_leaves_them() {
 }
 
 #[test]
-fn a_policy_without_a_version_is_put_in_place_and_a_gap_only_if_it_differs() {
+fn a_policy_without_a_version_is_written_and_a_gap_only_if_it_differs() {
     let [_, own, _] = versions();
     for (changed, is_gap) in [(json!("1.0.0"), false), (json!("another"), true)] {
         let found = as_found(&own, |object| {
@@ -330,7 +330,7 @@ async fn the_policies_are_in_place_from_when_they_were_first_seen_in_force() {
 
 /// The old replica of a rolling upgrade holds the Lease until the new one is ready.
 #[tokio::test(start_paused = true)]
-async fn a_replica_that_does_not_lead_writes_nothing_and_takes_the_policies_of_any_version() {
+async fn a_standby_replica_writes_no_policy_and_accepts_any_version() {
     let server = Arc::new(Server::default());
     let standby = || policies_at(&server);
     let first = standby();
@@ -363,7 +363,7 @@ async fn a_replica_that_does_not_lead_writes_nothing_and_takes_the_policies_of_a
 
 /// Otherwise an API server that does not know the policy yet could let an identity through between the two.
 #[tokio::test(start_paused = true)]
-async fn policies_get_the_time_to_be_known_though_the_check_that_put_them_in_place_failed_half_way() {
+async fn policies_get_their_settle_time_also_after_a_half_failed_check() {
     let server = Arc::new(Server::default());
     *server.refused.lock().unwrap() = Some("capcmi-finalizer");
     let policies = policies_at(&server);
@@ -390,7 +390,7 @@ async fn policies_get_the_time_to_be_known_though_the_check_that_put_them_in_pla
 
 /// A tenant's objects may be large and deep: only their annotations are read.
 #[tokio::test]
-async fn identities_are_looked_for_page_by_page_among_unreadable_objects_and_no_further_than_the_first() {
+async fn the_search_for_identities_reads_pages_until_the_first_one() {
     let asked = Arc::new(StdMutex::new(Vec::new()));
     let log = Arc::clone(&asked);
     let service = tower::service_fn(move |request: Request<Body>| {

@@ -319,7 +319,7 @@ mod tests {
 
     /// Any annotation leads to a retry of the machine.
     #[test]
-    fn a_change_of_an_annotation_that_is_not_kept_is_seen_and_one_of_a_label_is_not() {
+    fn a_change_of_a_dropped_annotation_is_seen_unlike_that_of_a_label() {
         let mut seen = std::collections::BTreeSet::new();
         for (annotation, label) in [("a", "a"), ("b", "a"), ("a", "b")] {
             let mut meta = ObjectMeta {

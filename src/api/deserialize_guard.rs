@@ -191,7 +191,7 @@ mod tests {
 
     /// The API server accepts fields deeper than JSON is read.
     #[test]
-    fn an_object_that_is_nested_too_deep_spoils_no_list_and_keeps_its_metadata() {
+    fn a_deeply_nested_object_keeps_its_metadata_and_breaks_no_list() {
         let deep = format!("{}1{}", r#"{"a":"#.repeat(300), "}".repeat(300));
         let object = format!(
             r#"{{"metadata": {{"name": "c", "uid": "3", "annotations": {{"k": "v"}},

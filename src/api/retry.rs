@@ -537,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn backoff_doubles_from_five_seconds_to_five_minutes_and_jitter_only_shortens_it() {
+    fn backoff_doubles_from_five_seconds_to_five_minutes_minus_jitter() {
         let seconds: Vec<_> = (1..=8).map(|n| backoff(n, 0.0).as_secs()).collect();
         assert_eq!(seconds, [5, 10, 20, 40, 80, 160, 300, 300]);
         assert_eq!(backoff(u32::MAX, 0.0), MAX_BACKOFF);

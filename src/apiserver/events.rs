@@ -233,7 +233,7 @@ pub(crate) mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_wrong_with_an_object_is_said_once_for_each_version_of_its_spec() {
+    async fn an_unreadable_object_gets_one_event_per_error_and_generation() {
         let (events, recorded) = recorded();
         for (generation, error) in [(1, "a"), (1, "a"), (2, "a"), (2, "b"), (2, "b")] {
             let text = format!(
@@ -256,7 +256,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_event_on_an_object_of_the_longest_name_has_a_name_that_the_api_server_takes() {
+    fn events_on_objects_with_long_names_have_valid_unique_names() {
         let of = |name: &str, uid: &str| {
             let regarding = ObjectReference {
                 name: Some(name.to_owned()),

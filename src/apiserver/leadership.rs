@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_renewal_in_time_keeps_the_leadership_and_wakes_no_task_that_waits_for_its_loss() {
+    async fn a_renewal_in_time_wakes_no_task_that_waits_for_the_loss() {
         let leadership = Leadership::elected();
         leadership.renew(Instant::now() + LEASE);
         let lost = leadership.lost();

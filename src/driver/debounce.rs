@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_outage_and_its_end_are_reported_when_they_have_lasted_and_a_short_one_is_not() {
+    async fn only_lasting_outages_and_recoveries_are_reported() {
         let probed = watch::Sender::new(Reachability::Unsettled);
         let stable = watch::Sender::new(StableReachability::Unsettled);
         let debounced = stable.subscribe();

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_an_operator_changes_is_permanent_and_a_driver_is_quoted_without_its_code() {
+    fn list_errors_are_permanent_only_if_an_operator_must_act() {
         let driver = |code| ListError::from(Status::new(code, "no such zone"));
         assert!(driver(Code::InvalidArgument).is_permanent());
         assert!(!driver(Code::Unavailable).is_permanent());

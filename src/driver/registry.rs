@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_driver_that_has_a_vm_is_found_from_whatever_namespace_and_missed_by_its_name() {
+    fn the_driver_of_a_vm_is_found_from_any_namespace() {
         let drivers = ConfiguredDrivers::new(vec![configured_driver("a", &["team-a"])]).unwrap();
         assert_eq!(drivers.holder("a").unwrap().name(), "a");
         let removed = drivers.holder("b").unwrap_err().to_string();

@@ -284,7 +284,7 @@ async fn what_the_driver_does_not_offer_is_unimplemented_without_a_round_trip() 
 
 /// DRV-30: the answer to another call must not lead to a create.
 #[tokio::test]
-async fn a_driver_that_cannot_say_what_it_implements_is_unavailable_and_not_called() {
+async fn a_driver_with_unknown_capabilities_is_unavailable_and_not_called() {
     let driver = FakeDriver {
         capabilities: saying(Err(Status::new(Code::NotFound, "what?"))),
         ..FakeDriver::default()
@@ -347,7 +347,7 @@ async fn exhausted_holds_back_creates_of_the_class_but_no_delete() {
 
 /// Its create was admitted before.
 #[tokio::test(start_paused = true)]
-async fn a_create_that_waits_for_the_rate_is_not_sent_once_another_finds_no_room() {
+async fn a_rate_limited_create_is_not_sent_after_another_was_exhausted() {
     let driver = FakeDriver::creating(|| async { Err(Status::new(Code::ResourceExhausted, "full")) });
     let calls = Arc::clone(&driver.calls);
     let limits = Limits {
@@ -422,7 +422,7 @@ async fn a_call_that_takes_too_long_is_dropped_and_its_slot_is_free_again() {
 
 /// A deletion that knows only the record counts the create as abandoned by then.
 #[tokio::test(start_paused = true)]
-async fn a_create_that_waits_for_the_drivers_rate_gets_its_whole_timeout_and_is_given_up_in_time() {
+async fn a_create_delayed_by_the_rate_limit_gets_its_whole_timeout() {
     const PERMITS: u32 = 300;
     let limits = Limits {
         max_concurrent_calls: std::num::NonZeroU32::new(PERMITS).unwrap(),
@@ -469,7 +469,7 @@ fn create_waits_for_at_most_one_call_of_each_permit() {
 
 /// The API server takes long to write the record, and the process was suspended.
 #[tokio::test(start_paused = true)]
-async fn a_create_is_given_up_in_time_whatever_has_held_it_up_and_not_sent_after_that() {
+async fn a_delayed_create_times_out_and_is_not_sent_later() {
     let longest = Limits::default().create_given_up_after();
     let driver = FakeDriver::creating(std::future::pending);
     let calls = Arc::clone(&driver.calls);
@@ -586,7 +586,7 @@ async fn reachable(driver: FakeDriver) -> (Arc<ConfiguredDriver>, watch::Receive
 }
 
 #[tokio::test(start_paused = true)]
-async fn probes_report_when_the_driver_goes_and_comes_back_and_then_it_is_asked_anew() {
+async fn probes_report_outages_and_the_capabilities_are_read_again() {
     let up = Arc::new(std::sync::atomic::AtomicBool::new(true));
     let is_up = Arc::clone(&up);
     let driver = FakeDriver {
@@ -701,7 +701,7 @@ async fn look_up_permit_serves_a_create_if_one_is_left_for_deletions() {
 /// An object without a finalizer may be deleted while its reconcile is on the way to the queue: no reconcile
 /// of it follows. A machine that has published its wait is not woken again for that.
 #[tokio::test(start_paused = true)]
-async fn a_permit_that_is_reserved_for_one_that_never_asks_goes_to_the_next_waiter_without_another_request() {
+async fn an_unclaimed_permit_goes_to_the_next_waiter() {
     let driver = driver_with_one_permit(FakeDriver::default());
     let held = driver.acquire(Priority::Upkeep, "first").await;
     assert!(
@@ -728,7 +728,7 @@ async fn a_permit_that_is_reserved_for_one_that_never_asks_goes_to_the_next_wait
 
 /// Otherwise each machine of a hanging driver would wait for the same answer, one after the other.
 #[tokio::test(start_paused = true)]
-async fn a_question_right_after_one_that_the_driver_could_not_answer_gets_the_same_answer() {
+async fn a_failure_to_read_capabilities_is_cached_for_a_moment() {
     let driver = FakeDriver {
         capabilities: saying(Err(Status::new(Code::Unavailable, "down"))),
         ..FakeDriver::default()
@@ -771,7 +771,7 @@ async fn a_driver_that_became_another_unseen_is_asked_anew_and_reported() {
 
 /// The driver is a plugin: the call for its capabilities makes the connection.
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_is_met_by_the_question_what_it_is_has_answered_it_and_is_not_asked_again() {
+async fn the_call_that_connects_to_a_driver_is_not_repeated() {
     let driver = FakeDriver {
         takes: Duration::from_secs(1),
         ..FakeDriver::default()
@@ -811,7 +811,7 @@ async fn what_a_driver_declares_is_kept_once() {
 /// Otherwise, after a restart, a whole fleet would queue for this one answer and delay a machine that needs a
 /// call.
 #[tokio::test(start_paused = true)]
-async fn of_many_callers_one_asks_what_the_driver_is_and_the_others_are_woken_without_a_place_in_the_queue() {
+async fn one_caller_reads_the_capabilities_and_the_others_wait_for_it() {
     let driver = FakeDriver {
         takes: Duration::from_secs(1),
         ..FakeDriver::default()
@@ -847,7 +847,7 @@ async fn of_many_callers_one_asks_what_the_driver_is_and_the_others_are_woken_wi
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_for_the_answer_is_woken_also_when_there_is_none_and_when_the_question_is_given_up() {
+async fn waiters_for_capabilities_wake_also_after_a_failed_or_dropped_call() {
     let driver = FakeDriver {
         takes: Duration::from_hours(1),
         ..FakeDriver::default()

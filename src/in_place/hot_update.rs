@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_hot_at_a_driver_that_declares_places_and_does_not_offer_the_call() {
+    fn without_the_update_call_no_change_is_hot() {
         let declared = Capabilities {
             operations: [].into(),
             ..labels_only()

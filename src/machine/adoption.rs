@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_annotation_leaves_out_is_the_clusters_and_an_identity_is_only_what_it_says() {
+    fn missing_adoption_tags_default_to_the_cluster_except_the_identity() {
         let tags = |cluster: &str, role: &str, machine: Option<&str>| {
             Ok(IdentityTags {
                 cluster: cluster.to_owned(),
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn an_annotation_that_says_something_else_is_refused_with_what_may_stand_there() {
+    fn an_invalid_adopt_annotation_is_refused_with_the_allowed_keys() {
         for wrong in ["true", "[]", r#"{"team": "a"}"#, r#"{"kubernetes.io/role": 1}"#] {
             let error = given(wrong).unwrap_err();
             assert!(

@@ -46,7 +46,7 @@ async fn again(server: &Server, ctx: &Arc<Context>) {
 
 /// An unreadable object has no usable status.
 #[tokio::test]
-async fn a_deletion_of_an_object_that_cannot_be_read_ends_though_its_guest_can_never_be_asked_to_stop() {
+async fn a_deletion_of_an_unreadable_object_ends_despite_failed_shut_downs() {
     let mut object = serde_json::to_value(deleted().provider_id("sim://1").build()).unwrap();
     object["spec"]["providerSpec"] = json!("no object");
     object["status"] = Value::Null;
@@ -123,7 +123,7 @@ fn with_unanswered(known: &str) -> MachineFixture {
 
 /// The driver has no look-up to find the second VM.
 #[tokio::test]
-async fn a_second_vm_is_found_in_the_list_by_the_machines_tag_and_deleted_by_its_id() {
+async fn a_second_vm_is_found_by_its_tag_and_deleted_by_its_id() {
     let vms = Vms::default();
     vms.add("sim://1", "m1", Some("u-1"));
     vms.add("sim://2", "", Some("u-1"));
@@ -140,7 +140,7 @@ async fn a_second_vm_is_found_in_the_list_by_the_machines_tag_and_deleted_by_its
 }
 
 #[tokio::test]
-async fn a_vm_that_comes_while_its_create_may_be_carried_out_is_found_in_the_list() {
+async fn a_deletion_finds_a_late_vm_of_a_pending_create_in_the_list() {
     let vms = Vms::default();
     let state = VmState::Creating {
         issued: Timestamp::now(),
@@ -186,7 +186,7 @@ async fn a_deletion_costs_no_list_where_every_create_was_answered() {
 
 /// The machine waits for ten minutes, and the status must show why.
 #[tokio::test]
-async fn a_wait_for_capacity_that_could_not_be_written_is_told_by_the_next_reconcile() {
+async fn the_next_reconcile_publishes_an_unwritten_wait_for_capacity() {
     let server = Server::with(&machine().build());
     let ctx = server.context(Vec::new());
     let before = server.object();
@@ -275,7 +275,7 @@ async fn left_after_a_create(waits: bool, settle: Duration) -> Duration {
 }
 
 #[tokio::test]
-async fn a_create_that_waited_for_the_drivers_rate_is_waited_for_as_long_after_it_was_given_up_as_another() {
+async fn a_rate_limited_create_has_the_same_settle_time_after_its_timeout() {
     let settle = Duration::from_mins(1);
     let left = [
         left_after_a_create(true, settle).await,

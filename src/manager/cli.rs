@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_of_threads_is_taken_and_what_is_none_is_named_with_its_variable() {
+    fn an_invalid_number_of_threads_is_named_with_its_variable() {
         let threads = |wanted: &str| worker_threads(Some(OsStr::new(wanted)));
         assert_eq!(threads("1").ok(), Some(1));
         assert!((1..=2).contains(&worker_threads(None).unwrap_or_default()));

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn requests_have_a_cap_and_they_and_watches_a_deadline_until_they_are_answered() {
+    async fn requests_have_a_cap_and_they_and_watches_have_a_deadline() {
         let mut service = ruled_service(Leadership::unelected(), 1, std::future::pending);
         let sent = Instant::now();
         let asked = ["/x?limit=1&watch=true", "/x", "/y"].map(|uri| {
@@ -332,7 +332,7 @@ mod tests {
 
     /// Otherwise 500 of the largest objects that a tenant can create would be in memory together.
     #[tokio::test]
-    async fn a_page_that_is_too_large_is_not_read_to_its_end_and_the_next_is_smaller() {
+    async fn a_too_large_page_is_not_read_fully_and_the_next_is_smaller() {
         let asked = Arc::new(std::sync::Mutex::new(Vec::new()));
         let noted = Arc::clone(&asked);
         let limits = RequestLimits {

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_replica_is_ready_when_all_that_it_waits_for_is_done_and_until_it_stops() {
+    async fn a_replica_is_ready_from_its_last_condition_until_it_stops() {
         let health = Health::new();
         let (machines, clusters) = (health.wait_for("machines"), health.wait_for("clusters"));
         assert_eq!(

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_that_is_streamed_is_of_the_most_recent_version_and_a_watch_of_its_own() {
+    fn a_streamed_list_requests_the_most_recent_version() {
         for (asked, sent) in [
             (
                 "?&watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=0",

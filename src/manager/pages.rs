@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_a_path_get_smaller_until_any_objects_fit_and_the_rest_of_the_request_stays() {
+    fn pages_of_a_path_shrink_until_objects_of_any_size_fit() {
         let pages = Pages::default();
         let query = |limit: u32| format!("?limit={limit}&continue=a%3D&labelSelector=x");
         for (sent, bounded) in [(500, Some(500)), (62, Some(62)), (16, None), (16, None)] {

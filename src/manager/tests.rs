@@ -102,7 +102,7 @@ async fn eventually(address: std::net::SocketAddr, path: &str, status: &str) {
 }
 
 #[tokio::test]
-async fn a_manager_becomes_ready_shows_metrics_and_ends_in_peace_when_it_is_asked_to() {
+async fn a_manager_becomes_ready_shows_metrics_and_stops_when_asked() {
     let setup = setup().await;
     let health = setup.health.local_addr().unwrap();
     let Diagnostics::Insecure(listener) = &setup.diagnostics else {
@@ -132,7 +132,7 @@ async fn a_manager_becomes_ready_shows_metrics_and_ends_in_peace_when_it_is_aske
 
 /// A Service must not send requests, nor a rollout go on, to a replica whose caches are empty.
 #[tokio::test(flavor = "multi_thread")]
-async fn readiness_is_not_answered_before_the_controllers_have_said_what_it_waits_for() {
+async fn readiness_is_not_answered_before_its_conditions_are_registered() {
     use std::io::{Read as _, Write as _};
     static HEALTH: std::sync::OnceLock<std::net::SocketAddr> = std::sync::OnceLock::new();
     static ANSWERED: AtomicBool = AtomicBool::new(false);

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_workload_cluster_has_two_connections_at_a_time_and_another_has_its_own() {
+    async fn each_workload_cluster_has_two_connections_at_a_time() {
         let (clusters, now) = (clusters(), Instant::now());
         let first = clusters.permit::<()>("a", now).unwrap();
         let _second = clusters.permit::<()>("a", now).unwrap();
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_kubeconfig_that_cannot_be_used_is_named_by_its_secret_with_what_is_wrong() {
+    async fn an_unusable_kubeconfig_is_reported_with_its_secret_and_cause() {
         let document = "users: [{name: &a u}]";
         let secret = json!({"metadata": {}, "data": {"value": BASE64_STANDARD.encode(document)}});
         let service = tower::service_fn(move |_request: http::Request<Body>| {
@@ -338,7 +338,7 @@ mod tests {
 
     /// All machines of a cluster share one back-off and one cause.
     #[tokio::test]
-    async fn one_that_failed_is_connected_to_again_after_a_back_off_that_grows_once_for_each_outage_seen() {
+    async fn a_failed_connection_backs_off_longer_once_for_each_outage() {
         let (clusters, start) = (clusters(), Instant::now());
         let first = failed(&clusters, "a", start);
         // A second connection, which began earlier.

@@ -318,7 +318,7 @@ mod tests {
 
     /// An owner with the same name may have been deleted.
     #[test]
-    fn a_template_is_of_the_clusters_that_own_it_by_uid_and_of_the_one_that_it_is_labelled_with() {
+    fn a_template_belongs_to_its_owning_and_its_labelled_clusters() {
         let (mut caches, _writer) = caches();
         let (clusters, mut writer) = cache();
         caches.clusters = clusters;

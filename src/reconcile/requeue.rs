@@ -61,7 +61,7 @@ mod tests {
     use cmi_driver::Code;
 
     #[test]
-    fn what_an_operator_has_to_repair_is_asked_rarely_and_what_passes_by_itself_soon() {
+    fn failures_for_operators_are_retried_later_than_transient_ones() {
         let after = |code| Requeue::after_failure(Call::ListZones, &Status::new(code, "no"));
         assert_eq!(after(Code::Unavailable), Requeue::BackOff(Duration::ZERO));
         assert_eq!(after(Code::PermissionDenied), Requeue::After(LONG_WAIT));

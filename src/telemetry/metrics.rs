@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_is_there_before_the_first_failure_so_that_its_increase_is_seen() {
+    fn counters_exist_before_the_first_failure() {
         let metrics = Metrics::new();
         assert_line(
             &metrics,
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn the_breakers_of_a_driver_and_what_waits_for_capacity_are_counted_at_each_scrape() {
+    fn a_scrape_counts_breakers_and_machines_that_wait_for_capacity() {
         let metrics = Metrics::new();
         metrics.breakers("pool", || BreakerCount {
             open: 2,
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn the_permits_of_a_driver_and_what_waits_for_them_are_counted_at_each_scrape() {
+    fn a_scrape_counts_permits_in_use_and_their_queues() {
         let metrics = Metrics::new();
         let count = |priority, in_use, waiting| PermitCount {
             priority,

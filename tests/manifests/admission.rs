@@ -87,7 +87,7 @@ fn unconfirmed(enforcement: &Enforcement) -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_provider_installs_its_policies_with_its_own_permissions_and_can_touch_no_others() -> Result<()> {
+async fn the_provider_can_install_its_own_policies_and_change_no_others() -> Result<()> {
     let cluster = unguarded().await?;
     let (admin, client) = (cluster.admin_client().await?, provider(&cluster).await?);
     let first = policies(&client);
@@ -151,8 +151,7 @@ async fn the_provider_installs_its_policies_with_its_own_permissions_and_can_tou
 }
 
 #[tokio::test]
-async fn identities_that_were_unguarded_for_a_while_are_not_trusted_before_they_are_confirmed() -> Result<()>
-{
+async fn unguarded_identities_are_not_trusted_until_they_are_confirmed() -> Result<()> {
     let cluster = unguarded().await?;
     let (admin, client) = (cluster.admin_client().await?, provider(&cluster).await?);
     let running = policies(&client);
@@ -238,8 +237,7 @@ fn older_policies() -> Result<Vec<Value>> {
 }
 
 #[tokio::test]
-async fn providers_of_two_versions_keep_the_newer_ones_policies_in_force_and_neither_is_frozen() -> Result<()>
-{
+async fn the_newer_policies_stay_in_force_beside_an_older_provider() -> Result<()> {
     let cluster = unguarded().await?;
     let (admin, client) = (cluster.admin_client().await?, provider(&cluster).await?);
     let older = || -> Result<AdmissionPolicies> {

@@ -156,7 +156,7 @@ async fn a_release_leaves_the_configuration_of_its_users_as_it_is() -> Result<()
 }
 
 #[tokio::test]
-async fn a_configuration_that_does_not_name_the_release_is_left_alone_and_reported() -> Result<()> {
+async fn a_configuration_without_the_release_is_kept_and_reported() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let config = folder.path().join("clusterctl-config.yaml");
     std::fs::write(&config, "providers: []\n")?;
@@ -199,7 +199,7 @@ async fn a_release_of_a_series_that_the_metadata_lacks_is_not_written() -> Resul
 }
 
 #[tokio::test]
-async fn a_release_that_could_not_be_built_leaves_nothing_that_clusterctl_takes_for_one() -> Result<()> {
+async fn a_failed_release_leaves_nothing_in_the_repository() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let made = Release::try_make(folder.path(), "v0.1.0", Some("false")).await?;
     ensure!(!made.status.success(), "it was made without kubectl");
@@ -239,7 +239,7 @@ async fn the_operator_finds_the_components_and_the_metadata_of_the_release() -> 
 
 /// `fetchConfig.oci` of the operator: the layers of the manifest that the tag names, by their titles.
 #[tokio::test]
-async fn the_package_for_the_operator_is_an_oci_layout_with_the_files_of_the_release() -> Result<()> {
+async fn the_operator_package_is_an_oci_layout_with_the_release_files() -> Result<()> {
     let release = Release::make(None).await?;
     let folder = release.folder().join("infrastructure-capcmi-cmi/v0.1.0");
     let package = tempfile::tempdir()?;
@@ -334,7 +334,7 @@ async fn the_provenance_of_a_release_names_its_files_and_its_commit() -> Result<
 
 /// CycloneDX, by its own tool.
 #[tokio::test]
-async fn the_sbom_of_a_release_names_the_crates_of_the_binary_with_their_licences() -> Result<()> {
+async fn the_sbom_of_a_release_lists_its_crates_with_licences() -> Result<()> {
     let release = Release::make_with_sbom().await?;
     let folder = release.folder().join("infrastructure-capcmi-cmi/v0.1.0");
     let text = std::fs::read_to_string(folder.join("sbom.cdx.json"))?;

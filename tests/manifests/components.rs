@@ -296,7 +296,7 @@ async fn volumes_are_drained_and_machines_written_with_their_component_alone() -
 /// The registration leads to the Service, and that to the port of the flag, behind the certificate that is
 /// registered.
 #[tokio::test]
-async fn the_runtime_extension_is_served_and_registered_with_its_component_alone() -> Result<()> {
+async fn only_its_component_serves_and_registers_the_runtime_extension() -> Result<()> {
     let args = |objects: &[Value]| -> Result<String> {
         Ok(pod(objects, "capcmi-controller-manager")?["containers"][0]["args"].to_string())
     };

@@ -231,7 +231,7 @@ fn metrics_that_are_named_exist() -> Result<()> {
 
 /// A version that is raised in one place is raised in the other.
 #[test]
-fn the_versions_that_are_said_to_be_tested_are_the_ones_that_the_tests_build() -> Result<()> {
+fn the_documented_versions_are_the_tested_ones() -> Result<()> {
     let page = fs::read_to_string(repository().join("docs/reference/versions.md"))?;
     for (line, version) in [
         ("| v0.1 (main) |", CLUSTER_API_VERSION),
@@ -285,7 +285,7 @@ async fn flux_accepts_the_example_of_the_gitops_page() -> Result<()> {
 
 /// What an author copies was run: where a plugin of protoc changes, both change.
 #[test]
-fn the_recipe_for_protoc_in_go_is_the_one_that_the_driver_in_go_is_built_by() -> Result<()> {
+fn the_documented_protoc_recipe_builds_the_go_driver() -> Result<()> {
     let page = fs::read_to_string(repository().join("docs/drivers/languages.md"))?;
     let (_, recipe) = page.split_once("\nmodule=").context("the page has no recipe")?;
     let (recipe, _) = recipe.split_once("```").context("the recipe has no end")?;

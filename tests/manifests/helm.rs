@@ -229,7 +229,7 @@ fn append(list: &mut Value, more: &Value) {
 }
 
 #[tokio::test]
-async fn helm_installs_upgrades_and_removes_the_provider_and_keeps_its_definitions() -> Result<()> {
+async fn helm_installs_upgrades_and_removes_the_provider_but_keeps_crds() -> Result<()> {
     // Of its own: what the other tests have installed is not Helm's.
     let cluster = ManagementCluster::builder().core(false).start().await?;
     let helm = Helm::new().await?;

@@ -152,7 +152,7 @@ async fn every_right_in_one_namespace_is_no_right_to_write_an_identity() -> Resu
 }
 
 #[tokio::test]
-async fn while_a_vm_may_exist_only_users_that_may_write_identities_take_the_finalizer() -> Result<()> {
+async fn only_users_that_may_write_identities_remove_the_finalizer() -> Result<()> {
     let namespace = namespace().await?;
     let provider = api(User::Provider, &namespace, "InfraMachine").await?;
     let administrator = api(User::Administrator, &namespace, "InfraMachine").await?;
@@ -274,7 +274,7 @@ async fn a_tenant_can_neither_make_a_machine_with_a_provider_id_nor_set_one() ->
 }
 
 #[tokio::test]
-async fn provider_and_administrator_write_the_provider_id_and_others_write_around_it() -> Result<()> {
+async fn only_provider_and_administrator_may_write_the_provider_id() -> Result<()> {
     let namespace = namespace().await?;
     let administrator = api(User::Administrator, &namespace, "InfraMachine").await?;
     let provider = api(User::Provider, &namespace, "InfraMachine").await?;

@@ -363,7 +363,7 @@ impl Left {
 /// CTL-06: what machine-controller-manager itself has made, there and back and there again. It finds its
 /// machines as it has left them, and goes on with them. In the end nothing of it is left.
 #[tokio::test]
-async fn machines_of_machine_controller_manager_are_migrated_taken_back_and_migrated_again() -> Result<()> {
+async fn machines_migrate_to_cluster_api_and_back_and_again() -> Result<()> {
     let mut run = Run::new("migrate-back").await?;
     let said = ["--machine-controller-manager-is-stopped"];
     let held = run.left.run(&said).await?.err().context("it runs")?;
@@ -686,7 +686,7 @@ async fn nothing_is_undone_where_a_machine_is_not_as_the_migration_has_left_it()
 /// those of one that had none at the migration. And marks alone are no proof that this is the right
 /// management cluster.
 #[tokio::test]
-async fn nothing_is_undone_where_machines_came_to_what_had_none_or_nothing_is_there() -> Result<()> {
+async fn undo_refuses_later_machines_and_an_empty_management_cluster() -> Result<()> {
     let (left, _provider) = Left::new("undo-empty").await?;
     let _kubelets = left.world.kubelets(&left.cloud);
     let mut all = left.class();
@@ -781,7 +781,7 @@ impl Writes {
 
 /// CTL-06: the whole way, by the objects in a cluster.
 #[tokio::test]
-async fn a_machine_deployment_of_another_controller_becomes_one_of_cluster_api_with_its_vms() -> Result<()> {
+async fn a_foreign_machine_deployment_migrates_with_its_vms() -> Result<()> {
     let (left, _provider) = Left::new("migrate").await?;
     let _kubelets = left.world.kubelets(&left.cloud);
     left.apply(left.deployment()?).await?;
@@ -1073,7 +1073,7 @@ async fn a_migration_that_is_cut_off_after_every_write_is_taken_up_again() -> Re
 /// CTL-06: cut off when the MachineSet is there, moved by clusterctl, and run again at the target, with the
 /// old objects where they were left: it ends as if neither had happened.
 #[tokio::test]
-async fn a_migration_that_is_cut_off_goes_on_where_clusterctl_has_moved_the_cluster() -> Result<()> {
+async fn an_interrupted_migration_continues_after_a_move_by_clusterctl() -> Result<()> {
     let (left, _provider) = Left::new("migrate-move").await?;
     let source = &left.world;
     let target = source.move_target().await?;
@@ -1125,8 +1125,7 @@ async fn a_migration_that_is_cut_off_goes_on_where_clusterctl_has_moved_the_clus
 
 /// CTL-06: files, a class of the driver's own kind, a MachineSet and a Machine that nothing keeps.
 #[tokio::test]
-async fn files_with_a_class_of_the_drivers_own_kind_are_migrated_without_a_machine_deployment() -> Result<()>
-{
+async fn files_with_a_driver_specific_class_migrate_without_a_deployment() -> Result<()> {
     let (left, _provider) = Left::new("migrate-files").await?;
     let _kubelets = left.world.kubelets(&left.cloud);
     let mut all = left.deployment()?;

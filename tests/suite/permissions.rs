@@ -82,7 +82,7 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
 
 /// The role of an opt-in is what is used where it is on, beside what is always granted.
 #[tokio::test]
-async fn with_remediation_the_provider_uses_every_permission_of_its_role_and_no_other() -> Result<()> {
+async fn remediation_uses_every_permission_of_its_role_and_no_other() -> Result<()> {
     let world = World::new("permissions-restart").await?;
     remediation::permitted(&world).await?;
     let cloud = Cloud::new(&world);
@@ -104,7 +104,7 @@ async fn with_remediation_the_provider_uses_every_permission_of_its_role_and_no_
 
 /// As with remediation.
 #[tokio::test]
-async fn with_volume_drain_the_provider_uses_every_permission_of_its_role_and_no_other() -> Result<()> {
+async fn volume_drain_uses_every_permission_of_its_role_and_no_other() -> Result<()> {
     let world = World::new("permissions-volumes").await?;
     volume_drain::permitted(&world).await?;
     let cloud = Cloud::new(&world);

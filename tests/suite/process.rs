@@ -151,7 +151,7 @@ fn a_misconfigured_provider_ends_at_once_and_names_file_and_field() -> Result<()
 
 /// A message may quote what a driver has said.
 #[test]
-fn an_error_commands_no_terminal_and_keeps_its_exit_code_where_nothing_reads_it() -> Result<()> {
+fn errors_escape_control_characters_and_keep_their_exit_code() -> Result<()> {
     let run = |stderr: Stdio| {
         Command::new(env!("CARGO_BIN_EXE_capcmi-manager"))
             .arg("--drivers-config=/nowhere/\u{1b}[2J.yaml")

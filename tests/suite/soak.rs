@@ -43,7 +43,7 @@ const QUIET: Duration = Duration::from_secs(12);
 /// DRV-12, CLI-CR-04, CLI-CR-14
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes ten minutes: make soak"]
-async fn whatever_is_killed_each_machine_has_one_vm_and_nothing_is_left_in_the_end() -> Result<()> {
+async fn each_machine_has_one_vm_whatever_is_killed_and_nothing_is_left() -> Result<()> {
     let seconds = number(SECONDS)?.unwrap_or(600);
     let seed = match number(SEED)? {
         Some(seed) => seed,

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_driver_is_lost_when_nothing_but_outages_is_heard_and_a_pause_is_no_outage() {
+    async fn a_driver_is_lost_after_lasting_failures_and_not_after_a_pause() {
         let end = CancellationToken::new();
         let liveness = Liveness::new(Duration::from_mins(5), end.clone());
         liveness.observe(&gone());

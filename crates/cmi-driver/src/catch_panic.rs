@@ -35,7 +35,7 @@ mod tests {
 
     /// CMI-23, OPS-11
     #[tokio::test]
-    async fn a_panic_is_an_answer_that_does_not_repeat_it_and_it_is_known_to_be_one_of_a_call() {
+    async fn a_panic_of_a_call_is_internal_and_its_message_is_not_repeated() {
         let call = async {
             tokio::task::yield_now().await;
             assert!(!is_in_call(), "canary-4711");

@@ -383,7 +383,7 @@ runcmd:
 
     /// The value is longer than the message, but its text without line ends is not.
     #[test]
-    fn a_secret_with_many_line_ends_is_removed_from_a_short_message_in_every_encoding() {
+    fn a_secret_with_many_line_ends_is_redacted_in_every_encoding() {
         let bare = "magpie77";
         let secrets = secrets(&(bare.to_owned() + &"\n".repeat(40)));
         let hexadecimal = "6d61677069653737".to_owned();
@@ -412,7 +412,7 @@ runcmd:
 
     /// OPS-11
     #[test]
-    fn a_part_of_a_line_of_bootstrap_data_that_is_secret_is_removed_wherever_it_stands() {
+    fn secret_parts_of_bootstrap_data_lines_are_redacted_everywhere() {
         let secrets = secrets(CLOUD_CONFIG);
         for secret in [
             "magpie",

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_that_takes_megabytes_makes_a_schema_with_which_nothing_is_checked() {
+    fn a_schema_with_a_huge_pattern_is_invalid() {
         for (pattern, is_valid) in [
             (r"\pL{250}", false),
             (r"^(?!-)[\w-]{1,63}(?<!-)$", true),
@@ -212,7 +212,7 @@ mod tests {
 
     /// A text of 40 letters would take it 2^40 steps.
     #[test]
-    fn a_pattern_that_looks_around_is_given_up_where_a_text_takes_too_many_steps() {
+    fn a_pattern_with_too_many_steps_fails_the_check() {
         let pattern = r"^(?:(a+)+\1)$";
         let schema = SpecSchema::new(json!({"properties": {"a": {"pattern": pattern}}}));
         assert!(schema.check(&spec(&json!({"a": "aa"}))).is_ok());

@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_comes_later_is_not_there_before_its_time_also_for_a_later_reader_of_the_journal() {
+    fn a_deferred_vm_appears_at_its_time_also_in_a_later_replay() {
         let vm = vm("a");
         let until = Instant::from_millis(50);
         let mut cloud = Cloud::default();

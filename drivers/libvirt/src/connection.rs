@@ -489,7 +489,7 @@ mod tests {
 
     /// DRV-30
     #[tokio::test]
-    async fn a_host_that_is_not_there_is_unavailable_and_is_asked_again_after_a_moment() {
+    async fn an_absent_host_is_unavailable_and_is_tried_again_after_a_pause() {
         let host = host("qemu+unix:///system?socket=/nowhere/libvirt-sock");
         let mut failed_at = Vec::new();
         for _ in 0..2 {
@@ -526,7 +526,7 @@ mod tests {
     ///
     /// DRV-30
     #[tokio::test(start_paused = true)]
-    async fn attempts_that_hang_keep_calls_for_a_time_and_others_are_made_beside_them() {
+    async fn calls_time_out_on_a_hanging_attempt_and_a_new_attempt_starts() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("libvirt-sock");
         let silent = std::os::unix::net::UnixListener::bind(&socket).unwrap();
@@ -558,7 +558,7 @@ mod tests {
 
     /// It would be reached by no call if each of them connected for itself.
     #[tokio::test(start_paused = true)]
-    async fn a_host_that_takes_longer_to_connect_to_than_calls_wait_is_reached_by_a_later_one() {
+    async fn a_slow_connection_attempt_serves_a_later_call() {
         static OPENS: AtomicBool = AtomicBool::new(false);
         let host = opened_by("test:///default", |host, uri| {
             while !OPENS.load(Ordering::SeqCst) {
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn no_more_connections_are_kept_than_there_may_be_however_many_attempts_hung() {
+    async fn hung_attempts_do_not_leave_too_many_connections() {
         static OPENS: AtomicBool = AtomicBool::new(false);
         let host = opened_by("test:///default", |host, uri| {
             while !OPENS.load(Ordering::SeqCst) {
@@ -638,7 +638,7 @@ mod tests {
     ///
     /// DRV-30
     #[tokio::test(start_paused = true)]
-    async fn calls_that_wait_behind_a_connection_that_is_lost_are_sent_over_the_next_one() {
+    async fn calls_queued_behind_a_lost_connection_use_the_next_one() {
         let host = host("test:///default");
         let (lose, is_lost) = std::sync::mpsc::channel::<()>();
         let (go_on, waits) = std::sync::mpsc::channel::<()>();
@@ -688,7 +688,7 @@ mod tests {
     ///
     /// DRV-30
     #[tokio::test(start_paused = true)]
-    async fn a_call_that_comes_while_a_connection_goes_from_job_to_job_waits_as_those_before_it() {
+    async fn a_call_waits_in_turn_while_a_connection_changes_jobs() {
         let host = host("test:///default");
         let (go_on, waits) = std::sync::mpsc::channel::<()>();
         let waits = Arc::new(Mutex::new(waits));

@@ -655,7 +655,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_driver_that_reaches_no_host_is_not_ready_at_first_and_then_not_healthy() {
+    async fn a_driver_without_a_reachable_host_is_not_ready_and_then_unhealthy() {
         let config = Config::parse(
             &crate::config::tests::EXAMPLE
                 .replace("qemu:///system", "qemu+unix:///system?socket=/nowhere/a")

@@ -140,7 +140,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_error_of_libvirt_has_the_code_that_is_written_down_and_none_says_that_there_is_no_vm() {
+    fn libvirt_errors_map_to_their_codes_and_none_to_not_found() {
         let rows = EXPECTED
             .iter()
             .flat_map(|(code, numbers)| numbers.iter().map(move |number| (*number, *code)));

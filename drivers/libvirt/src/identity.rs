@@ -174,7 +174,7 @@ mod tests {
 
     /// DRV-20, DRV-28
     #[test]
-    fn another_cluster_or_name_is_another_domain_and_another_identity_another_uuid_of_the_same() {
+    fn cluster_and_name_make_the_domain_name_and_the_identity_its_uuid() {
         let one = key("a", "bc", "1");
         for other in [key("ab", "c", "1"), key("b", "bc", "1"), key("a", "bd", "1")] {
             assert_ne!(one.domain_name(), other.domain_name());

@@ -755,7 +755,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_crashed_has_failed_and_one_that_was_switched_off_is_stopped() {
+    fn a_crashed_guest_has_failed_and_a_switched_off_guest_is_stopped() {
         for (state, reason, expected) in [
             (virt_sys::VIR_DOMAIN_RUNNING, 1, PowerState::Running),
             (virt_sys::VIR_DOMAIN_SHUTDOWN, 1, PowerState::Stopping),
@@ -770,7 +770,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_qemu_paused_for_an_error_has_failed_and_one_that_a_user_paused_runs() {
+    fn a_guest_paused_by_an_error_has_failed_and_one_paused_by_a_user_runs() {
         for (reason, expected) in [
             (virt_sys::VIR_DOMAIN_PAUSED_USER, PowerState::Running),
             (virt_sys::VIR_DOMAIN_PAUSED_STARTING_UP, PowerState::Running),

@@ -249,7 +249,7 @@ pub(crate) mod tests {
 
     /// DRV-CR-06
     #[test]
-    fn the_field_in_which_a_vm_is_another_one_is_named_and_hot_ones_make_none() {
+    fn an_incompatible_field_is_named_and_hot_fields_are_ignored() {
         let spec = |change: serde_json::Value| -> VmSpec {
             let mut spec = serde_json::json!({"vmPool": "default", "size": "small"});
             for (key, value) in change.as_object().unwrap() {

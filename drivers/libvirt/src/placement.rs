@@ -67,7 +67,7 @@ mod tests {
 
     /// DRV-10
     #[test]
-    fn a_machine_has_its_place_among_hosts_with_about_as_much_memory_and_many_machines_are_spread() {
+    fn among_similar_hosts_placement_is_stable_and_machines_are_spread() {
         let mut placed = BTreeMap::new();
         for machine in 0..100 {
             let machine = Uuid::from_u128(machine);
@@ -104,7 +104,7 @@ mod tests {
 
     /// DRV-CR-08
     #[test]
-    fn a_machine_for_which_no_host_has_memory_is_resource_exhausted_with_what_there_is() {
+    fn without_enough_memory_the_error_lists_the_free_memory_of_hosts() {
         let status = choose(candidates(&[("a", 1), ("b", 3)]), 4, Uuid::nil()).unwrap_err();
         assert_eq!(status.code(), Code::ResourceExhausted);
         assert!(status.message().contains("b 3 MiB, a 1 MiB"), "{status}");

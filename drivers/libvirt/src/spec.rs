@@ -408,7 +408,7 @@ mod tests {
 
     /// DRV-CR-11
     #[test]
-    fn what_another_field_bounds_is_out_of_range_though_the_schema_does_not_know() {
+    fn limits_from_other_fields_are_checked_beside_the_schema() {
         for change in [
             json!({"rootFsSize": 101}),
             json!({"memoryMib": 4096}),

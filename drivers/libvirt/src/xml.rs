@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn ignition_comes_by_fw_cfg_and_kvm_firmware_kernel_and_bridge_as_they_are_asked_for() {
+    fn the_domain_has_ignition_firmware_kernel_and_bridge_as_requested() {
         let record = record();
         let boot = DirectBoot {
             kernel: "/k".to_owned(),

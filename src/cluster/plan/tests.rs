@@ -73,7 +73,7 @@ fn the_cluster_and_the_annotation_pause_it() {
 
 /// Machines are created anyway: a control plane may provide its endpoint once its machines exist.
 #[test]
-fn a_cluster_without_an_endpoint_anywhere_says_so_and_keeps_no_machine_waiting() {
+fn a_cluster_without_an_endpoint_reports_it_and_is_provisioned() {
     let mut infra = annotated("other");
     let of = |infra: &InfraCluster, owner: &Cluster| {
         let plan = plan(infra, &observed(owner));
@@ -140,7 +140,7 @@ fn a_driver_that_goes_away_does_not_take_back_what_was_provisioned() {
 }
 
 #[test]
-fn a_driver_that_cannot_be_asked_for_failure_domains_is_news_once_for_each_reason() {
+fn a_failure_to_list_failure_domains_is_reported_once_per_reason() {
     let now = Timestamp::UNIX_EPOCH;
     let mut infra = annotated("other");
     let mut news = |zones: Zones| {
@@ -223,7 +223,7 @@ fn zoned() -> InfraCluster {
 
 /// A Machine that Cluster API places in a removed failure domain would fail for good.
 #[test]
-fn failure_domains_are_taken_back_when_the_driver_has_none_and_not_when_it_does_not_say() {
+fn failure_domains_are_removed_only_by_an_answer_of_the_driver() {
     let infra = zoned();
     let shown = |zones: &Zones| {
         let after = status(&infra, &provision(), zones, Timestamp::UNIX_EPOCH);
@@ -244,7 +244,7 @@ fn failure_domains_are_taken_back_when_the_driver_has_none_and_not_when_it_does_
 
 /// A refusal is an answer, as for a machine's call. The fault is still reported.
 #[test]
-fn a_driver_is_unreachable_when_it_does_not_answer_and_not_when_it_refuses() {
+fn only_an_unanswered_call_makes_a_driver_unreachable() {
     let infra = zoned();
     for code in Code::ALL {
         let failed = Zones::Failed(Status::new(code, "no"));
@@ -282,7 +282,7 @@ fn a_driver_that_is_not_configured_any_more_is_not_called_reachable() {
 
 /// One bad zone must not make the API server refuse the others, again and again.
 #[test]
-fn of_the_zones_that_a_driver_names_what_the_schema_would_refuse_is_left_out() {
+fn zones_that_the_schema_would_refuse_are_left_out() {
     let many = (0..200).map(|n| (format!("k{n}"), String::new())).collect();
     let long = vec![
         ("long".to_owned(), "x".repeat(65_537)),

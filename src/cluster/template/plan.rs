@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn any_of_its_clusters_and_the_annotation_pause_a_template_and_it_says_which() {
+    fn a_template_names_the_cluster_or_annotation_that_pauses_it() {
         let mut template = template();
         assert_eq!(plan(&template, &[]), Plan::Describe);
         assert_eq!(plan(&template, &[cluster(false)]), Plan::Describe);

@@ -223,7 +223,7 @@ mod tests {
 
     /// The driver is asked again now and then. The template is usable once the driver is back.
     #[test]
-    fn an_outage_of_the_driver_takes_nothing_back_from_a_template_and_gives_nothing_to_another() {
+    fn an_outage_leaves_the_status_of_a_template_unchanged() {
         let mut template = template();
         let outage = Described::Failed(Status::new(Code::Unavailable, "connection refused"));
         let first = status(&template, &outage, Timestamp::UNIX_EPOCH);

@@ -23,7 +23,7 @@ fn key(spec: &Value, secrets: &[(&str, &str)]) -> ClassKey {
 }
 
 #[test]
-fn machines_of_one_class_share_a_key_whatever_their_identity_and_bootstrap_data() {
+fn machines_of_one_class_share_a_breaker_key() {
     let of = |machine: &str, token: &str| {
         key(
             &json!({"size": "s", "meta": {"tags": {"team": "a", "capcmi.io/machine": machine}}}),
@@ -115,7 +115,7 @@ async fn tick(breakers: &Breakers, seconds: u64) {
 
 /// CTL-CR-08
 #[tokio::test(start_paused = true)]
-async fn exhausted_holds_creates_of_its_class_back_for_ten_minutes_or_as_long_as_the_driver_says() {
+async fn exhaustion_stops_creates_for_ten_minutes_or_the_drivers_time() {
     for (asked, seconds) in [(None, 600), (Some(30), 30), (Some(1), 5), (Some(1_000_000), 3600)] {
         let breakers = Breakers::default();
         let (one, other) = (key(&json!({"a": 1}), &[]), key(&json!({"a": 2}), &[]));
@@ -153,7 +153,7 @@ async fn only_an_initialization_without_room_suspends_creates() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_its_time_is_over_one_machine_finds_out_and_the_others_come_in_doubling_numbers() {
+async fn after_its_pause_the_breaker_admits_one_machine_and_then_twice_as_many() {
     let (breakers, key, woken) = open(20);
     tick(&breakers, 599).await;
     assert!(woken.take().is_empty());
@@ -212,7 +212,7 @@ async fn one_that_does_not_find_out_holds_the_others_up_for_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn room_that_a_vm_leaves_may_be_for_any_class_of_its_account_and_for_no_other_account() {
+async fn a_deleted_vm_frees_room_for_all_classes_of_its_account_only() {
     let breakers = Breakers::default();
     let woken = Woken::default();
     let theirs = key(&json!({"size": "s"}), &[("token", "theirs")]);
@@ -274,7 +274,7 @@ async fn hints_of_room_that_prove_wrong_have_a_class_tried_ever_more_rarely() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_vm_that_is_gone_and_a_create_that_succeeds_late_have_one_machine_find_out_soon() {
+async fn a_deleted_vm_and_a_late_create_let_one_machine_try_soon() {
     let freed = |breakers: &Breakers, key: &ClassKey| breakers.on_freed(&key.credentials);
     let late = |breakers: &Breakers, key: &ClassKey| {
         let attempt = Attempt {
@@ -316,7 +316,7 @@ async fn a_try_that_an_operator_asks_for_is_admitted_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_machines_that_recall_that_they_were_refused_one_finds_out_after_a_restart() {
+async fn after_a_restart_one_of_the_refused_machines_tries_first() {
     let (breakers, key, woken) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
     let recalled = HalfOpenReason {
         recalled: true,

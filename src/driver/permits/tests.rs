@@ -167,7 +167,7 @@ async fn a_deletion_does_not_wait_at_the_place_of_a_create() {
 
 /// A fleet that was paused while it waited.
 #[tokio::test(start_paused = true)]
-async fn many_waiters_that_want_no_permit_any_more_do_not_hold_up_one_that_does() {
+async fn waiters_that_need_no_permit_any_more_do_not_delay_others() {
     let (permits, woken) = permits(4);
     for n in 0..4 {
         let key = format!("first-{n}");
@@ -211,7 +211,7 @@ async fn a_waiter_that_does_not_ask_again_is_not_woken() {
 
 /// The permit may be free while its reconcile still publishes that it waits.
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_asked_in_its_reconcile_keeps_the_permit_that_is_set_aside_before_that_ends() {
+async fn a_waiter_keeps_the_permit_reserved_during_its_reconcile() {
     let (permits, woken) = permits(1);
     assert!(permits.try_acquire(Priority::Create, "a", woken.waker("a")));
     let began = moment().await;
@@ -269,7 +269,7 @@ async fn namespaces_take_turns() {
 
 /// A hanging call returns its permit only at its timeout.
 #[test]
-fn of_a_driver_that_several_namespaces_share_no_namespace_holds_all_permits() {
+fn no_namespace_holds_all_permits_of_a_shared_driver() {
     for (all, creates, held) in [(2, 1, 1), (3, 1, 2), (4, 2, 3), (8, 6, 7), (32, 24, 28)] {
         let (permits, woken) = shared(all);
         let try_acquire = |namespace: &str, priority, n: u32| {
@@ -301,7 +301,7 @@ fn of_a_driver_that_several_namespaces_share_no_namespace_holds_all_permits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_waits_in_a_queue_that_is_stuck_is_woken_once_to_say_so_and_keeps_its_place() {
+async fn a_waiter_in_a_stuck_queue_wakes_once_and_keeps_its_place() {
     let (permits, woken) = permits(2);
     assert!(permits.try_acquire(Priority::Create, "hangs", woken.waker("hangs")));
     for key in ["a", "b"] {

@@ -34,7 +34,7 @@ mod tests {
 
     /// CTL-LM-03: a failing class must not block the others.
     #[test]
-    fn a_namespace_is_left_out_when_several_of_its_lists_hang_and_no_other_one_is() {
+    fn only_a_namespace_with_several_hanging_lists_is_skipped() {
         let mut hanging = HangingLists::default();
         for _ in 0..MAX_HANGING {
             assert!(!hanging.are_too_many("a"));

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_is_back_is_reported_at_once_and_one_that_stays_away_is_as_it_was() {
+    fn a_returned_vm_is_reported_by_the_first_list_that_has_it() {
         let mut case = case(WINDOW);
         assert_eq!(case.says(0, &["p"], true), Some(Presence::Back));
         assert_eq!(case.says(60, &[], true), Some(Presence::Unchanged));

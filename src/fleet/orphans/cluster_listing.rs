@@ -99,7 +99,7 @@ mod tests {
 
     /// An orphan is deleted with the credentials of its class.
     #[test]
-    fn a_vm_is_of_the_first_class_whose_list_has_it_in_whatever_order_they_come() {
+    fn a_vm_belongs_to_the_first_class_that_lists_it() {
         let vm = |id: &str| ListedMachine::new(id.parse().unwrap(), "n");
         let class = |spec: &str| {
             Arc::new(ClassRef {

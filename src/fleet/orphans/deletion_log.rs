@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_is_missing_or_moved_or_of_a_paused_cluster_is_not_recorded() {
+    fn missing_moved_copied_and_paused_objects_are_not_recorded() {
         let missing = machine("u", |machine| {
             machine["metadata"]["deletionTimestamp"] = Value::Null;
         });
@@ -253,7 +253,7 @@ mod tests {
 
     /// The deleted object may have been an impostor with the identity of a living machine.
     #[test]
-    fn an_end_that_was_seen_before_identities_were_found_unguarded_proves_nothing_after_it() {
+    fn deletions_seen_while_identities_were_unguarded_prove_nothing() {
         let deletion_log = log_of(&machine("u", |_| {}), false);
         assert!(deletion_log.of("u", NOW).is_some());
         assert_eq!(deletion_log.of("u", None), None, "while they are not guarded");
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_that_cannot_be_listed_is_forgotten_until_another_machine_of_it_is_deleted() {
+    fn a_forgotten_class_returns_with_its_next_deleted_machine() {
         let deletion_log = log_of(&machine("u", |_| {}), false);
         let class = deletion_log.classes().remove(0);
         assert!(deletion_log.forget_class(&class) && !deletion_log.forget_class(&class));

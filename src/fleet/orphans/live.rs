@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn with_the_right_to_read_one_namespace_alone_that_is_read_and_known_not_to_be_all() {
+    async fn with_rights_in_one_namespace_the_view_is_not_whole() {
         let (client, asked) = api_server(true, false);
         let live = read(&client, Some("ns")).await.unwrap();
         assert!(!live.is_whole());

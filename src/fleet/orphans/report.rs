@@ -331,7 +331,7 @@ mod tests {
 
     /// A list that always fails must not affect the VMs of other lists.
     #[test]
-    fn orphans_are_counted_until_the_list_that_they_were_in_is_there_without_them() {
+    fn orphans_are_counted_until_their_own_list_lacks_them() {
         let counted_after = |next: &ClusterListing| {
             let (mut known, vm, now) = (known(), vm(), Instant::now());
             known.record_lists(&listed(Some("a"), &["b"]));
@@ -352,7 +352,7 @@ mod tests {
 
     /// As above, with a classification in the same scan.
     #[test]
-    fn a_vm_is_gone_when_the_list_that_it_was_in_is_there_or_is_not_asked_for_any_more() {
+    fn a_vm_is_gone_when_its_list_lacks_it_or_is_no_longer_requested() {
         let mut known = known();
         assert!(known.is_gone(&listed(None, &[]))("p"), "nothing is known of it");
         known.record_lists(&listed(Some("a"), &[]));

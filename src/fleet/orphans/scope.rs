@@ -397,7 +397,7 @@ mod tests {
 
     /// A Cluster that is scaled to zero may have left VMs behind.
     #[test]
-    fn a_cluster_without_machines_is_looked_after_by_its_templates_and_by_deleted_machines() {
+    fn templates_and_deleted_machines_keep_an_empty_cluster_watched() {
         let mut objects = Objects {
             clusters: vec![cluster("c", true), cluster("other", false)],
             templates: vec![

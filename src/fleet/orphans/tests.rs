@@ -238,7 +238,7 @@ fn vm(name: &str) -> ListedMachine {
 /// Credentials rotate, and a driver may accept other specs than before. A list with the old ones can never be
 /// made again.
 #[tokio::test]
-async fn a_list_that_no_scan_can_make_is_reported_once_and_keeps_no_orphan_of_another_list() {
+async fn a_permanently_failing_list_is_reported_once_and_blocks_no_other() {
     for (refused, secret, why) in [(None, "gone", "`gone` in"), (Some("old"), "there", "no size old")] {
         let cloud = Cloud {
             refused,
@@ -264,7 +264,7 @@ async fn a_list_that_no_scan_can_make_is_reported_once_and_keeps_no_orphan_of_an
 
 /// The Secret of a template may stay missing for as long as its owner likes.
 #[tokio::test]
-async fn an_orphan_that_went_by_hand_is_forgotten_though_another_list_of_its_cluster_always_fails() {
+async fn an_orphan_deleted_by_hand_is_forgotten_despite_a_failing_list() {
     let cloud = Cloud::default();
     cloud.vms.lock().unwrap().push(ListedMachine {
         machine_id: None,

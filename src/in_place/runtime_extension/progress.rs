@@ -138,7 +138,7 @@ mod tests {
     /// A status may have the observed generation of a spec that was never compared with the VM, for example
     /// while the driver is unknown.
     #[test]
-    fn it_is_done_when_the_reconciler_says_so_of_this_spec_and_not_by_a_status() {
+    fn only_the_reconcilers_report_for_this_spec_means_done() {
         let of = |machine: &InfraMachine| progress(machine, &spec("gold"));
         assert_eq!(of(&machine("u/3/done")), Progress::Done);
         for said in ["u/2/done", "another/3/done", ""] {

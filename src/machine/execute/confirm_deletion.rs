@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_vm_is_gone_when_neither_a_create_nor_a_driver_that_is_behind_can_bring_it_back() {
+    fn an_absent_vm_is_gone_once_neither_create_nor_delay_can_return_it() {
         let behind = Some(Duration::from_secs(3));
         assert!(matches!(after_absence(None, None, PACE), Outcome::Gone));
         assert!(matches!(

@@ -168,7 +168,7 @@ mod tests {
 
     /// A machine whose spec was never valid can be deleted, even if the driver rejects the spec.
     #[test]
-    fn a_driver_that_refuses_to_delete_what_it_refused_to_make_does_not_keep_the_object() {
+    fn a_spec_refused_at_create_and_delete_does_not_keep_the_object() {
         let after = |code, secret_is_gone| {
             let failure = Failure::new(Call::Delete, Status::new(code, "no"));
             of_a_refused_spec(Outcome::Failed(Box::new(failure)), secret_is_gone)

@@ -165,7 +165,7 @@ mod tests {
 
     /// INI-11
     #[test]
-    fn a_driver_without_initialization_has_nothing_to_initialize_after_a_create() {
+    fn a_create_without_an_initialize_call_is_provisioned() {
         let answer = Err(Status::unimplemented(Operation::InitializeMachine));
         let outcome = initialized(to_initialize(false), answer);
         assert!(matches!(outcome, Outcome::Provisioned(machine) if *machine == vm("sim://1")));
@@ -173,7 +173,7 @@ mod tests {
 
     /// INI-02, INI-24
     #[test]
-    fn a_vm_that_the_driver_calls_uninitialized_is_not_up_because_the_call_is_missing_or_the_vm_is() {
+    fn an_uninitialized_vm_is_not_up_after_any_failed_initialization() {
         for code in Code::ALL {
             let answer = Err(Status::new(code, "no"));
             let failure = failed(initialized(to_initialize(true), answer));
@@ -201,7 +201,7 @@ mod tests {
 
     /// CTL-01: the state may come with the error or with the machine in the error.
     #[test]
-    fn the_state_that_comes_with_uninitialized_is_handed_over_with_the_initialization() {
+    fn initialization_receives_the_last_known_state_of_the_error() {
         for call in [Call::LookUp, Call::LookUpAgain, Call::Create, Call::Refresh] {
             let beside = Status::new(Code::Uninitialized, "no").with_last_known_state(state("s1"));
             let mut old = vm("sim://1");
@@ -221,7 +221,7 @@ mod tests {
 
     /// CTL-01
     #[test]
-    fn the_state_that_a_create_left_survives_an_initialization_that_leaves_none() {
+    fn a_create_keeps_its_last_known_state_if_initialization_returns_none() {
         let mut created = vm("sim://1");
         created.last_known_state = Some(state("s1"));
         let (bare, unavailable) = (vm("sim://1"), Status::new(Code::Unavailable, "no"));

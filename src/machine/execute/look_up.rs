@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deletion_takes_of_a_list_what_is_the_machines_by_its_tag_and_else_by_its_name() {
+    fn a_deletion_selects_listed_vms_by_tag_and_untagged_ones_by_name() {
         let own = own_among(
             machines(&[
                 ("sim://1", "m", Some("u-1")),

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shut_down_that_fails_holds_a_deletion_up_until_its_last_try_and_says_so() {
+    fn a_failing_shut_down_delays_a_deletion_until_its_last_try() {
         let unavailable = || Failure::new(Call::ShutDown, Status::new(Code::Unavailable, "down"));
         let last = asking(None, true);
         assert!(

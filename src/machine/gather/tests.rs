@@ -74,7 +74,7 @@ async fn the_schema_of_a_driver_that_was_lost_refuses_nothing() {
 
 /// CTL-02
 #[test]
-fn a_failure_that_could_not_be_published_is_one_of_the_same_spec_and_has_what_is_left_of_its_wait() {
+fn an_unpublished_failure_keeps_the_rest_of_its_wait() {
     let instant = Instant::now();
     let failed = |until, inputs| Gathered {
         observed: Observed {
@@ -151,7 +151,7 @@ fn a_driver_that_came_with_a_copied_identity_is_not_used() {
 }
 
 #[test]
-fn our_own_notes_are_no_reason_to_try_again_and_everything_a_user_writes_is() {
+fn only_changes_by_users_are_a_reason_to_retry() {
     let of = |machine: &InfraMachine| inputs(machine, None);
     let plain = of(&machine().build());
     assert_eq!(plain, of(&machine().identified().build()));

@@ -75,7 +75,7 @@ async fn a_change_of_the_record_is_made_to_the_record_as_it_is_now() {
 
 /// The refusal of one create does not cover other creates.
 #[tokio::test]
-async fn a_refusal_takes_back_the_create_that_was_refused_and_lets_clusterctl_go_on() {
+async fn a_refusal_reverts_only_its_own_create_and_unblocks_a_move() {
     for (issued, left) in [(0, "Refused"), (1, "Creating")] {
         let blocked = machine()
             .identified()
@@ -96,7 +96,7 @@ async fn a_refusal_takes_back_the_create_that_was_refused_and_lets_clusterctl_go
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_takes_long_is_reported_once_and_its_answer_can_be_written_all_the_same() {
+async fn a_long_call_is_reported_once_and_its_answer_is_still_written() {
     let server = Server::with(&machine().identified().build());
     let ctx = server.context(Vec::new());
     let mut object = Object::new(&ctx, Arc::new(server.object()));
@@ -148,7 +148,7 @@ async fn a_call_that_takes_long_is_reported_once_and_its_answer_can_be_written_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_is_not_lost_where_it_could_not_be_told_that_the_call_takes_long() {
+async fn an_answer_survives_a_failed_report_of_the_long_call() {
     let server = Server::with(&machine().identified().build());
     let ctx = server.context(Vec::new());
     let mut object = Object::new(&ctx, Arc::new(server.object()));
@@ -219,7 +219,7 @@ async fn the_provider_id_ends_its_create_and_lets_a_move_go_on() {
 
 /// The object is always written before a create, so that a stale cache creates nothing.
 #[tokio::test]
-async fn every_create_is_written_before_it_is_issued_and_keeps_clusterctl_waiting() {
+async fn each_create_is_recorded_first_and_blocks_a_move() {
     for (fixture, block) in [
         (machine(), annotations::BLOCK_MOVE_VALUE),
         (machine().identified(), annotations::BLOCK_MOVE_VALUE),

@@ -171,7 +171,7 @@ fn only_a_vm_that_is_the_machines_own_is_taken_from_an_error() {
 
 /// OPS-11: only the create carries bootstrap data, and a driver may repeat them in a later answer.
 #[test]
-fn what_a_driver_says_after_the_create_may_hold_what_only_the_create_carried() {
+fn messages_of_all_calls_except_the_create_are_redacted_again() {
     for call in Call::ALL {
         let outcome = Outcome::Failed(Box::new(failure(call, Code::Internal)));
         assert_eq!(outcome.quotes_the_driver(), call != Call::Create, "{call:?}");

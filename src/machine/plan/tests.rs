@@ -145,7 +145,7 @@ fn of_a_vm_that_is_up_and_has_no_owner_any_more_ready_is_kept() {
 
 /// A move or a restore creates the objects in sequence, each shortly before its owner.
 #[test]
-fn what_is_put_back_is_not_written_to_before_it_has_had_a_minute_to_be_owned() {
+fn restored_objects_have_a_minute_to_get_an_owner() {
     let soon = || world().without_owner().seconds_later(59);
     let labelled = || machine().labelled(labels::CLUSTER_NAME, "c");
     for (world, machine) in [
@@ -160,7 +160,7 @@ fn what_is_put_back_is_not_written_to_before_it_has_had_a_minute_to_be_owned() {
 
 /// A paused machine gets no other write.
 #[test]
-fn a_paused_machine_without_an_owner_says_both_in_the_one_condition_that_a_pause_may_change() {
+fn the_paused_condition_also_reports_a_missing_owner() {
     let late = || world().without_owner().seconds_later(60);
     let labelled = || machine().labelled(labels::CLUSTER_NAME, "c");
     for block in [
@@ -188,7 +188,7 @@ fn a_paused_machine_without_an_owner_says_both_in_the_one_condition_that_a_pause
 }
 
 #[test]
-fn a_machine_whose_cluster_is_missing_names_it_and_keeps_ready_if_it_is_up() {
+fn a_machine_names_its_missing_cluster_and_stays_ready_if_it_is_up() {
     let late = || world().without_cluster().seconds_later(60);
     let new = blocked(late().plan(machine()));
     assert_eq!(
@@ -264,7 +264,7 @@ fn a_machine_that_its_owner_does_not_refer_to_gets_no_vm_and_says_so() {
 }
 
 #[test]
-fn a_machine_that_failed_for_good_says_that_it_is_paused_and_that_it_is_not_any_more() {
+fn a_permanently_failed_machine_shows_the_start_and_end_of_a_pause() {
     let failed = || {
         machine()
             .identified()
@@ -326,7 +326,7 @@ fn a_failure_message_alone_is_a_failure_too() {
 }
 
 #[test]
-fn a_machine_that_waits_for_the_infrastructure_names_it_and_the_reason_that_it_gives() {
+fn a_wait_for_the_infrastructure_names_the_object_and_its_reason() {
     let message = |world: World| blocked(world.plan(machine())).message;
     assert_eq!(
         message(world().infra_cluster_not_ready(Some("DriverNotConfigured"))),
@@ -387,7 +387,7 @@ fn finalizer_and_record_come_before_every_wait() {
 /// A restore from a backup drops finalizers. Without the finalizer, deleting the InfraMachine would leave its
 /// VM behind.
 #[test]
-fn a_finalizer_that_was_taken_away_is_written_again_before_anything_else_is_done() {
+fn a_removed_finalizer_is_restored_first() {
     let provisioned = || machine().provisioned().without_finalizer();
     let failed = machine()
         .identified()
@@ -411,7 +411,7 @@ fn a_finalizer_that_was_taken_away_is_written_again_before_anything_else_is_done
 }
 
 #[test]
-fn a_finalizer_that_was_taken_away_is_not_written_on_a_paused_machine_or_where_no_vm_may_be() {
+fn a_finalizer_is_not_restored_when_paused_or_without_a_possible_vm() {
     let provisioned = || machine().provisioned().without_finalizer();
     assert_eq!(blocked(world().paused().plan(provisioned())).record, None);
     assert_eq!(
@@ -434,7 +434,7 @@ fn a_provider_id_of_another_writer_leads_to_no_call() {
 
 /// A record of another machine leads to no call.
 #[test]
-fn a_record_that_is_copied_or_unreadable_names_the_object_and_leads_to_no_call() {
+fn a_copied_or_unreadable_record_is_reported_and_leads_to_no_call() {
     let copied = || machine().identified().with_copied_record();
     let unreadable = || machine().identified().annotated(annotations::VM_RECORD, "{}");
     for (machine, names) in [(copied(), "ns1/other"), (unreadable(), "missing field `version`")] {
@@ -495,7 +495,7 @@ fn the_tags_tell_a_control_plane_machine_from_a_node() {
 
 /// A create with the old spec may have made the VM, so the old spec is used for the look-up.
 #[test]
-fn a_machine_that_was_respecified_after_its_create_is_looked_up_with_what_was_created() {
+fn a_look_up_after_a_changed_spec_uses_the_created_spec() {
     let respecified = machine().identified().spec(&json!({"size": "l"}));
     let plan = provision(world().plan(respecified));
     assert!(plan.vm_may_exist());
@@ -546,7 +546,7 @@ fn creating(issued: i64, several: bool) -> MachineFixture {
 
 /// A refused or old create can no longer be carried out.
 #[test]
-fn a_create_remembers_the_creates_before_it_that_may_still_be_carried_out() {
+fn a_create_records_whether_an_earlier_one_may_still_be_pending() {
     let earlier = |world: World, machine| provision(world.plan(machine)).earlier_create;
     let later = || world().seconds_later(40);
     assert!(!earlier(later(), machine()));
@@ -568,7 +568,7 @@ fn a_create_remembers_the_creates_before_it_that_may_still_be_carried_out() {
 
 /// The VM is found and deleted with the recorded spec, which is the spec of the newest create.
 #[test]
-fn a_changed_spec_waits_for_a_create_of_the_one_before_that_may_still_be_carried_out() {
+fn a_changed_spec_waits_for_the_pending_create_of_the_old_one() {
     let noted = || creating(0, false);
     let changed = || noted().spec(&json!({"size": "l"}));
     let waits = |world: World, machine: MachineFixture| {
@@ -645,7 +645,7 @@ fn after(outcome: &Outcome) -> MachineFixture {
 
 /// After an upgrade, a plugin's schema may accept a spec that it refused before.
 #[test]
-fn a_refusal_that_no_driver_was_called_for_is_decided_anew_by_what_the_driver_says_now() {
+fn a_refusal_without_a_call_is_decided_again_by_the_current_schema() {
     let refusing = || world().violating("providerSpec/size: no");
     let Plan::Outcome(Outcome::Refused {
         invalid,
@@ -741,7 +741,7 @@ fn what_is_left_to_say_of_a_failure_is_said_while_nothing_is_done() {
 
 /// CMI-37
 #[test]
-fn what_the_driver_cannot_do_is_asked_again_when_the_driver_is_another_and_not_with_time() {
+fn an_unimplemented_call_is_retried_only_with_another_driver() {
     assert_eq!(
         world().unable(0).plan(machine().identified()),
         Outcome::Waiting(None)
@@ -760,7 +760,7 @@ fn after_a_restart_the_status_says_how_long_to_wait() {
 
 /// Not every repeated failure is written, so there may have been more failures than the status shows.
 #[test]
-fn after_a_restart_a_failure_that_may_have_repeated_unseen_is_not_repeated_sooner_than_it_was_meant_to() {
+fn an_expired_wait_after_a_restart_is_spread_and_never_too_long() {
     let Plan::Outcome(Outcome::Waiting(Some(left))) = world().seconds_later(900).plan(failing(300)) else {
         panic!("it is tried with all others that waited when the process ended");
     };
@@ -776,7 +776,7 @@ fn after_a_restart_a_failure_that_may_have_repeated_unseen_is_not_repeated_soone
 
 /// Otherwise, each change of the leader would double the published attempts and the wait.
 #[test]
-fn after_a_restart_there_were_no_more_attempts_than_are_shown_and_there_was_time_for() {
+fn restored_attempts_are_bounded_by_the_elapsed_time() {
     let attempts = |seconds| {
         let shown = failing(300).build();
         restored(&shown, at(seconds), Instant::now(), 0).unwrap().attempts
@@ -792,7 +792,7 @@ fn after_a_restart_there_were_no_more_attempts_than_are_shown_and_there_was_time
 
 /// One machine of each class may try, and so may a machine that an operator changes.
 #[test]
-fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_and_says_what_it_recalls() {
+fn after_a_restart_a_machine_recalls_its_refusal_for_capacity() {
     let refused = || {
         failing(600)
             .failed(
@@ -824,7 +824,7 @@ fn a_machine_that_was_refused_for_want_of_capacity_comes_soon_after_a_restart_an
 
 /// A new process knows no earlier annotations, so it compares with the first version that it sees.
 #[test]
-fn after_a_restart_a_change_of_annotations_ends_the_wait_that_the_status_shows() {
+fn after_a_restart_changed_annotations_end_the_restored_wait() {
     let mut world = world();
     world.state.retry = restored(&failing(40).build(), now(), Instant::now(), INPUTS);
     assert!(matches!(
@@ -854,7 +854,7 @@ fn a_machine_whose_driver_is_busy_waits_in_silence() {
 }
 
 #[test]
-fn what_may_be_there_is_looked_up_without_waiting_for_the_creates_of_others() {
+fn a_look_up_of_a_possible_vm_does_not_queue_behind_creates() {
     let priority = |machine: MachineFixture| match world().plan(machine) {
         Plan::CallDriver(plan) => Some(plan.priority()),
         Plan::Outcome(_) | Plan::RestoreFinalizer | Plan::ReportInPlaceUpdate(_) => None,

@@ -234,7 +234,7 @@ fn a_list_that_has_the_vm_takes_back_what_lists_said_and_no_sign() {
 
 /// The capacity signal arrives before the reconcile that starts the wait has ended.
 #[test]
-fn a_wake_that_comes_before_the_wait_for_capacity_ends_it_and_no_other_wait() {
+fn an_early_capacity_signal_ends_only_the_next_capacity_wait() {
     let later = || RetryCondition::Time(Instant::now() + Duration::from_mins(10));
     let retry = |trigger| Retry {
         attempts: 3,
@@ -294,7 +294,7 @@ fn of_a_machine_at_rest_nothing_is_kept_once_its_create_is_long_over() {
 }
 
 #[test]
-fn a_list_that_confirms_a_machine_ends_its_absence_and_what_lists_said_and_no_sign() {
+fn a_confirming_list_ends_absence_and_list_hints_and_keeps_signals() {
     let states = RuntimeStates::default();
     states.absent_for("absent", Instant::now());
     states.hint("missing", LookUpHint::Missing);

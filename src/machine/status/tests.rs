@@ -148,7 +148,7 @@ fn a_vm_that_was_ready_stays_ready_whatever_fails() {
 }
 
 #[test]
-fn ready_ends_when_the_driver_says_that_the_vm_is_gone_or_failed_or_when_it_is_deleted() {
+fn ready_ends_only_when_the_vm_is_gone_failed_or_being_deleted() {
     let mut broken = vm();
     broken.power_state = Some(PowerState::Failed);
     let deleting = Outcome::Deleting {
@@ -373,7 +373,7 @@ fn what_the_schema_would_refuse_is_left_out_or_cut() {
 
 /// INI-14, INI-15, INI-16, INI-17
 #[test]
-fn an_initialization_that_failed_is_a_failed_create_of_the_stage_instance_initialization() {
+fn a_failed_initialization_is_a_failed_create_with_its_stage() {
     let outcome = failed(Call::Initialize, Code::Uninitialized);
     let status = status_of(machine().identified().provider_id("sim://1"), &outcome);
     let last = status.last_operation.as_ref().unwrap();
@@ -400,7 +400,7 @@ fn an_initialization_that_failed_is_a_failed_create_of_the_stage_instance_initia
 
 /// After a restart, the wait is read from the status, whose times are in whole seconds.
 #[test]
-fn a_wait_that_is_read_back_from_the_status_is_never_shorter_than_it_was_meant_to_be() {
+fn a_wait_restored_from_the_status_is_never_shorter() {
     for millis in [0, 1, 300, 999] {
         let late = timing().now + Duration::from_millis(millis);
         let timing = RetryTiming {
@@ -426,7 +426,7 @@ fn a_wait_that_is_read_back_from_the_status_is_never_shorter_than_it_was_meant_t
 
 /// CTL-CR-02..CTL-CR-16
 #[test]
-fn a_create_that_failed_says_so_with_the_codes_name_and_fails_for_good_only_where_a_retry_is_senseless() {
+fn a_failed_create_shows_its_code_and_fails_for_good_only_if_senseless() {
     for code in Code::ALL {
         let status = status_of(machine().identified(), &failed(Call::Create, code));
         let last = status.last_operation.as_ref().unwrap();
@@ -451,7 +451,7 @@ fn a_create_that_failed_says_so_with_the_codes_name_and_fails_for_good_only_wher
 
 /// CTL-GS-14, CTL-GS-16: a running machine reports only a lasting outage, even if its own calls fail.
 #[test]
-fn a_call_that_a_driver_does_not_answer_is_not_reported_of_a_machine_that_is_up() {
+fn unanswered_calls_do_not_change_driver_reachable_of_a_running_vm() {
     let up = || {
         machine().provisioned().condition(
             conditions::DRIVER_REACHABLE,
@@ -516,7 +516,7 @@ fn only_a_driver_that_does_not_answer_is_called_unreachable() {
 /// The VM could not be checked. The status reports this until a check succeeds, and reports nothing about the
 /// VM itself.
 #[test]
-fn a_vm_that_is_up_and_cannot_be_asked_after_for_want_of_secrets_says_so_until_it_was() {
+fn missing_secrets_of_a_running_vm_are_reported_until_a_check_succeeds() {
     let mut up = machine().provisioned().build();
     let shown = |status: &InfraMachineStatus| {
         let (state, reason) = state_of(status, conditions::DRIVER_REACHABLE);
@@ -559,7 +559,7 @@ fn a_create_that_takes_too_long_is_called_timed_out_and_keeps_its_cause() {
 }
 
 #[test]
-fn a_refused_spec_fails_a_new_machine_for_good_and_an_old_one_only_to_be_up_to_date() {
+fn a_refused_spec_fails_a_new_machine_and_outdates_an_old_one() {
     let new = status_of(machine(), &refused());
     assert_eq!(new.failure_reason.as_deref(), Some("InvalidArgument"));
     assert_eq!(state_of(&new, conditions::READY), ("False", "InvalidArgument"));
@@ -607,7 +607,7 @@ fn a_pause_does_not_make_an_old_failure_one_of_the_new_spec() {
 
 /// A time in the past, or a time without a call, would mislead readers.
 #[test]
-fn while_nothing_is_called_no_time_of_a_next_try_is_shown_and_after_a_pause_it_is_again() {
+fn no_retry_time_is_shown_while_no_call_is_planned() {
     let mut held = machine().identified().build();
     held.status = Some(after(&held, &failed(Call::Create, Code::Unavailable), timing()));
     let next = |status: &InfraMachineStatus| {
@@ -707,7 +707,7 @@ fn a_machine_that_waits_says_what_for() {
 /// UPD-02
 /// Other machines use all calls of the driver. The result of the last attempt stays.
 #[test]
-fn a_machine_that_waits_for_a_permit_says_so_and_one_that_is_up_keeps_its_word() {
+fn a_wait_for_a_permit_is_reported_and_does_not_end_ready() {
     let queued = || Outcome::Queued {
         requeue_after: Duration::from_secs(30),
     };
@@ -803,7 +803,7 @@ fn failing_and_held() -> MachineFixture {
 
 /// No driver was called for the machine, so it is reported once, as a wait.
 #[test]
-fn a_machine_that_is_held_back_for_want_of_capacity_says_so_once_unless_it_was_refused_itself() {
+fn a_wait_for_capacity_is_reported_once_and_never_over_a_refusal() {
     let circuit_open = || Outcome::AwaitingCapacity {
         requeue_after: Duration::from_mins(10),
     };
@@ -833,7 +833,7 @@ fn a_machine_that_is_held_back_for_want_of_capacity_says_so_once_unless_it_was_r
 
 /// The published time of the next attempt belongs to the published failure.
 #[test]
-fn a_wait_for_capacity_shows_no_time_of_another_wait_and_its_own_again_after_a_pause() {
+fn a_wait_for_capacity_shows_only_its_own_retry_time() {
     let circuit_open = Outcome::AwaitingCapacity {
         requeue_after: Duration::from_mins(10),
     };
@@ -974,7 +974,7 @@ fn a_deletion_that_goes_on_takes_back_that_the_driver_does_not_answer() {
 /// A change of `spec.secretRef` has no effect, because every later call uses the account of the VM. The
 /// status must report this.
 #[test]
-fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_so_until_it_does_not() {
+fn a_changed_secret_reference_is_reported_while_it_differs() {
     let changed = || {
         machine()
             .provisioned()
@@ -1027,7 +1027,7 @@ fn a_machine_whose_spec_names_other_credentials_than_its_vm_was_made_with_says_s
 
 /// A deletion must be visible in the status.
 #[test]
-fn whatever_keeps_a_deletion_from_going_on_its_status_says_so_and_is_not_ready() {
+fn each_obstacle_to_a_deletion_is_reported_and_ends_ready() {
     let deleted = || machine().provisioned().deleted_at(at(0));
     let late = || world().seconds_later(100);
     let blocked = |fixture: MachineFixture, world: crate::machine::fixtures::World| {
@@ -1103,7 +1103,7 @@ fn a_deletion_that_waits_for_its_driver_for_a_moment_writes_nothing() {
 }
 
 #[test]
-fn a_call_that_takes_long_is_reported_unless_the_status_says_how_such_calls_end() {
+fn a_long_call_is_reported_unless_the_status_shows_its_last_result() {
     let said = |fixture: MachineFixture, operation| in_progress(&fixture.build(), operation, at(7));
     let creating = said(machine().identified(), Operation::CreateMachine);
     assert_eq!(
@@ -1164,7 +1164,7 @@ fn later() -> RetryTiming {
 
 /// An idle fleet makes no writes, even if a refusal is decided again.
 #[test]
-fn a_refusal_that_no_driver_was_called_for_is_written_once_and_says_that_none_was() {
+fn a_refusal_without_a_call_is_written_once_without_an_operation() {
     let before = machine().identified();
     let first = after(&before.clone().build(), &refused(), timing());
     let last = first.last_operation.clone().unwrap();
@@ -1190,7 +1190,7 @@ fn a_refused_change_of_a_vm_that_is_up_leaves_its_last_operation() {
 
 /// The missing Secret becomes a problem only when the machine is updated or deleted at the target.
 #[test]
-fn a_secret_that_clusterctl_would_leave_behind_is_said_until_it_is_labelled() {
+fn a_secret_that_clusterctl_would_not_move_is_reported_until_labelled() {
     let machine = machine().provisioned().build();
     let before = machine.status.clone().unwrap();
     let left_behind = || SecretMovability::LeftBehind("creds".to_owned());

@@ -51,7 +51,7 @@ async fn watch(client: &Client, path: &str) -> Body {
 }
 
 #[tokio::test]
-async fn watches_share_a_connection_and_all_else_another_however_much_is_asked_at_a_time() {
+async fn watches_share_one_connection_and_requests_another() {
     let server = Server::start(ANY, &[]).await;
     let client = client(server.config());
     request(&client, Method::GET, "/first").await.unwrap();
@@ -190,7 +190,7 @@ async fn a_write_that_the_server_may_have_carried_out_is_not_sent_again() {
 
 /// Another replica may lead when a connection is established. This concerns first requests and repeated ones.
 #[tokio::test]
-async fn a_write_is_sent_over_no_connection_that_stands_only_after_the_leadership_was_lost() {
+async fn no_write_uses_a_connection_made_after_the_leadership_was_lost() {
     for (conducts, lost_at) in [
         (&[][..], 0),
         (&[Conduct::CloseUnseen], 1),

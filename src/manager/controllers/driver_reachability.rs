@@ -287,7 +287,7 @@ mod tests {
     use crate::api::v1alpha1::{InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus};
 
     #[test]
-    fn a_machine_that_says_already_that_its_driver_is_reachable_is_not_reconciled_for_that() {
+    fn only_machines_that_show_another_reachability_are_reconciled() {
         let machine = |shown: Option<ConditionStatus>| {
             let mut status = InfraMachineStatus {
                 initialization: Some(InfraMachineInitialization {
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn after_an_outage_machines_are_retried_in_doubling_numbers_and_not_each_time_a_driver_flaps() {
+    fn retries_after_an_outage_double_and_pause_while_a_driver_flaps() {
         let machines = || (0..20).map(|n| Reference::new(&format!("m-{n}"))).collect();
         let (mut retries, start) = (Retries::default(), Instant::now());
         retries.begin(machines(), start);

@@ -102,7 +102,7 @@ mod tests {
 
     /// If a driver does not list its VMs, only the Node shows that a VM is back.
     #[test]
-    fn a_node_that_reports_is_a_doubt_in_a_vm_that_was_found_to_be_gone_and_in_no_other() {
+    fn a_returned_node_concerns_only_a_vanished_vm() {
         let mut infra = InfraMachineFacts::default();
         assert!(NodeChange::Lost.concerns(&infra) && !NodeChange::Back.concerns(&infra));
         infra.has_vanished = true;

@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_list_that_broke_off_held_is_reported_with_the_next_that_is_complete() {
+    fn changes_in_a_broken_list_are_reported_with_the_next_complete_one() {
         let (mut cache_writer, _cache) = cache_writer();
         notified(&mut cache_writer, &Event::Apply(machine("a", "u-a", 1)));
         notified(&mut cache_writer, &Event::Init);
@@ -610,7 +610,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_that_expired_reports_what_its_next_whole_list_shows_and_the_cache_has_it() {
+    async fn an_expired_watch_reports_the_changes_of_the_next_complete_list() {
         let (cache, writer) = cache();
         let (send, mut notified) = tokio::sync::mpsc::unbounded_channel();
         let seen = cache.clone();

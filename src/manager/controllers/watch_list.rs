@@ -378,7 +378,7 @@ mod tests {
 
     /// As from an API server that has just started, and reads all objects from etcd.
     #[tokio::test(start_paused = true)]
-    async fn a_watch_cache_that_is_not_ready_is_asked_for_the_stream_again_before_pages_are() {
+    async fn an_unready_watch_cache_is_retried_before_listing_in_pages() {
         for code in [429, 500] {
             let refusals = |count: usize| (0..count).map(move |_| Failed(code));
             let streamed = [Ends(vec![added("a"), end_of_list()])];
@@ -394,7 +394,7 @@ mod tests {
 
     /// A proxy in between may not pass a stream, so the number of stream requests is limited.
     #[tokio::test(start_paused = true)]
-    async fn an_api_server_that_can_not_be_reached_is_asked_for_the_stream_again_and_that_is_a_failure() {
+    async fn an_unreachable_api_server_is_retried_with_limited_streams() {
         let outage = |tries: usize| (0..tries).map(|_| Unreachable);
         let (asked, shown) = seen(outage(4).chain([Ends(vec![end_of_list()])])).await;
         assert_eq!(asked, ["streamed list"; 5]);
@@ -407,7 +407,7 @@ mod tests {
 
     /// The earlier outage made the back-off long.
     #[tokio::test(start_paused = true)]
-    async fn a_watch_that_expired_in_an_outage_lists_anew_at_once_and_a_young_one_after_the_back_off() {
+    async fn only_a_young_expired_watch_waits_before_its_next_list() {
         let answers = |outage: usize| {
             let failures = (0..outage).map(|_| Unreachable);
             let listed = || Ends(vec![end_of_list()]);
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_that_expired_lists_anew_as_a_stream_and_in_pages_where_that_fails() {
+    async fn an_expired_watch_lists_by_stream_and_falls_back_to_pages() {
         let (asked, _) = seen([
             Failed(422),
             Page(vec![]),

@@ -196,7 +196,7 @@ async fn a_short_outage_of_the_api_server_is_survived() {
 
 /// The connection that renewed the lease is dead, without notice.
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_gets_no_answer_is_tried_once_more_before_the_lease_is_lost() {
+async fn an_unanswered_renewal_is_repeated_before_the_lease_is_lost() {
     let store = Shared::default();
     let one = start(&store, "one");
     one.leadership.acquired().await;
@@ -209,7 +209,7 @@ async fn a_renewal_that_gets_no_answer_is_tried_once_more_before_the_lease_is_lo
 
 /// Each renewal counts from when it was sent, and does not wait for the previous answer.
 #[tokio::test(start_paused = true)]
-async fn an_api_server_that_takes_five_seconds_to_answer_does_not_cost_the_lease() {
+async fn answers_after_five_seconds_do_not_cost_the_lease() {
     let store = Shared::default();
     let one = start(&store, "one");
     one.leadership.acquired().await;
@@ -245,7 +245,7 @@ async fn a_lease_that_is_deleted_is_made_again_by_the_leader() {
 
 /// As in a SIGSTOP, the clock continues and no timer fires.
 #[tokio::test(start_paused = true)]
-async fn a_process_that_slept_longer_than_its_lease_leads_no_more_from_its_first_instruction_on() {
+async fn a_process_that_sleeps_past_its_lease_has_lost_it_when_it_wakes() {
     let store = Shared::default();
     let one = start(&store, "one");
     one.leadership.acquired().await;

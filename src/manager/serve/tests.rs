@@ -122,7 +122,7 @@ async fn scrape(server: &Server) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_probe_is_answered_while_silent_clients_hold_all_that_they_get_and_come_back() {
+async fn a_probe_is_answered_while_silent_clients_hold_connections() {
     let server = Server::start(None).await;
     let mut held = VecDeque::new();
     for number in 0..1500 {

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_was_freed_is_looked_at_again_when_it_came_back_or_is_another() {
+    fn a_returned_or_different_node_is_checked_again_for_the_taint() {
         let record = |machine: &mut InfraMachine| {
             set(
                 machine,

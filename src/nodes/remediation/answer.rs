@@ -81,7 +81,7 @@ mod tests {
 
     /// A proxy that lost the plugin during the call answers UNAVAILABLE in the plugin's name.
     #[test]
-    fn a_restart_whose_answer_was_lost_counts_and_one_that_was_never_sent_or_begun_does_not() {
+    fn a_restart_with_a_lost_answer_counts_unless_it_had_no_effect() {
         for code in [Code::Unavailable, Code::DeadlineExceeded, Code::Internal] {
             let status = || Status::new(code, "no");
             assert_eq!(of(status()), RestartResult::MayBeMade, "{code}");

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_is_told_that_it_is_its_turn_also_where_the_move_has_lost_that_the_machine_is_unhealthy() {
+    fn the_owner_gets_its_turn_also_after_a_move_lost_the_health_check() {
         let failed = json!({"type": HEALTH_CHECK_SUCCEEDED, "status": "False", "reason": "UnhealthyNode",
             "message": "silent", "lastTransitionTime": "t"});
         for (conditions, is_put_back) in [(json!([failed]), false), (json!([]), true)] {

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_left_to_cluster_api_where_a_rule_of_its_machine_may_skip_or_order_it() {
+    fn a_pod_with_a_skip_or_order_rule_is_left_to_cluster_api() {
         let app = |value: &str| json!([{"selector": {"matchLabels": {"app": value}}}]);
         let skip = json!({"behavior": "Skip"});
         assert!(concerns(json!({"drain": skip}), "db"), "all pods of all Machines");

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_evicted_by_priority_and_those_of_daemon_sets_or_on_their_way_out_are_not() {
+    fn pods_are_evicted_by_priority_without_excluded_and_leaving_ones() {
         let mut pods = ["b", "a", "first", "daemon", "gone"].map(pod);
         pods[2].priority = 10;
         pods[3].is_excluded = true;
@@ -197,7 +197,7 @@ mod tests {
 
     /// CTL-05
     #[test]
-    fn the_next_is_evicted_when_the_pod_is_gone_and_its_volume_has_left_the_node() {
+    fn the_next_pod_is_evicted_when_the_last_one_and_its_volume_are_gone() {
         let last = evicted("a", 10, &["v-a"]);
         let attached = ["v-a".to_owned(), "v-b".to_owned()];
         let mut leaving = pod("a");
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_does_not_leave_is_waited_for_as_long_as_the_pod_may_take_and_the_timeout() {
+    fn a_wait_for_a_volume_lasts_the_grace_period_plus_the_timeout() {
         let last = evicted("a", 10, &["v-a"]);
         let (attached, pods) = (["v-a".to_owned()], [pod("b")]);
         let Step::Wait(waiting) = step(&attached, &pods, Some(&last), TIMEOUT, at(69)) else {

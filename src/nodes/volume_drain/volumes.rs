@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_of_before_csi_is_found_by_its_id_also_where_it_was_migrated_to_csi() {
+    fn an_in_tree_volume_is_found_by_its_id_also_after_csi_migration() {
         let on_node = names(&[
             "kubernetes.io/aws-ebs/aws://eu-west-1a/vol-1",
             "kubernetes.io/csi/ebs.csi.aws.com^vol-1",
@@ -108,7 +108,7 @@ mod tests {
     /// The names from Kubernetes' old plugins, and the names of the same volumes with CSI drivers
     /// (k8s.io/csi-translation-lib). Each is next to a name of another volume.
     #[test]
-    fn a_volume_of_every_kind_of_before_csi_has_the_names_that_kubernetes_gives_it() {
+    fn each_kind_of_in_tree_volume_has_the_names_that_kubernetes_uses() {
         const DISK: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/disks/pvc-1";
         const CINDER: &str = "0b1c2d3e-4f50-4a6b-8c7d-9e0f1a2b3c4d";
         const VMDK: &str = "[datastore1] kubevols/pvc-1.vmdk";

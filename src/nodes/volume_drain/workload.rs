@@ -278,7 +278,7 @@ mod tests {
     /// A slower connection leads to a back-off for all machines of the Cluster, and then to an outage, which
     /// ends the drain.
     #[tokio::test(start_paused = true)]
-    async fn an_api_server_that_is_slow_to_refuse_evictions_is_left_before_that_counts_as_an_outage() {
+    async fn slow_refusals_of_evictions_do_not_count_as_an_outage() {
         let target = DrainTarget {
             node: "n".to_owned(),
             provider_id: PROVIDER_ID.to_owned(),

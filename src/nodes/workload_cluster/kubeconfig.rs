@@ -145,7 +145,7 @@ mod tests {
 
     /// Otherwise a tenant could read the provider's files, or run a program in its container.
     #[tokio::test]
-    async fn a_kubeconfig_that_names_a_file_or_a_program_is_refused_and_names_the_field() {
+    async fn a_kubeconfig_with_a_file_or_program_is_refused_with_the_field() {
         let (server, token) = (json!({"server": "https://127.0.0.1:1"}), json!({"token": "t"}));
         assert!(config(document(&server, &token).as_bytes()).await.is_ok());
         let exec = json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "touch"}});
@@ -178,7 +178,7 @@ mod tests {
 
     /// Otherwise a Secret of 1 MiB takes 64 MiB of the provider's memory, at each connection.
     #[tokio::test]
-    async fn a_kubeconfig_that_is_large_or_expands_when_it_is_parsed_is_refused_and_says_what_is_wrong() {
+    async fn a_large_or_expanding_kubeconfig_is_refused_with_the_cause() {
         let token = "t".repeat(1000);
         let users = "- {name: u, user: {token: *t}}\n".repeat(70);
         let expanding = format!("users:\n- {{name: u, user: {{token: &t {token}}}}}\n{users}");

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_comes_after_many_whose_objects_are_there_gets_a_dictionary_all_the_same() {
+    fn a_new_group_gets_a_dictionary_also_beside_many_live_groups() {
         let mut dictionaries = Dictionaries::default();
         let many = 3 * u64::try_from(SPARE_GROUPS).unwrap();
         let kept: Vec<_> = (0..many).map(|group| two(&mut dictionaries, group)).collect();
@@ -159,7 +159,7 @@ mod tests {
 
     /// Users may create and delete many objects, each of another group.
     #[test]
-    fn of_groups_whose_objects_are_gone_no_more_dictionaries_are_kept_than_there_is_room_for() {
+    fn dictionaries_of_groups_without_objects_are_limited() {
         let mut dictionaries = Dictionaries::default();
         for group in 0..5 * u64::try_from(SPARE_GROUPS).unwrap() {
             drop(two(&mut dictionaries, group));

@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_vm_of_one_machine_is_reported_whether_the_first_is_gone_or_not() {
+    fn a_second_vm_of_one_machine_is_reported_also_after_the_first() {
         let mut ledger = Ledger::default();
         let (first, second, other) = (vm("a", "1"), vm("a", "1"), vm("a", "2"));
         assert_eq!(ledger.enter(&ordered(&first, 1)), None);

@@ -99,7 +99,7 @@ fn waits_for_first_vm(machine: &DynamicObject) -> bool {
 
 /// Without a provider, an InfraMachine goes as soon as it is deleted.
 #[tokio::test]
-async fn a_machine_that_has_lost_its_infra_machine_before_its_vm_was_made_is_replaced() -> Result<()> {
+async fn a_machine_that_lost_its_infra_machine_before_the_create_is_replaced() -> Result<()> {
     let world = World::new("lost").await?;
     let fleet = Fleet::create(&world, "one", 1).await?;
     let name = async || {

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_by_the_flag_and_not_by_the_key_of_the_drivers_file() {
+    fn errors_name_the_flag_and_not_the_key_of_the_drivers_file() {
         let of_a_socket = PluginArgs {
             ca_file: Some("ca.crt".into()),
             ..args("unix:///run/cmi.sock")

@@ -129,7 +129,7 @@ fn refused() -> serde_json::Value {
 }
 
 #[test]
-fn the_page_of_a_machine_says_why_it_waits_what_to_do_and_when_it_is_tried_again() {
+fn the_page_of_a_machine_shows_reason_advice_and_next_retry() {
     let page = machine_page(
         &facts(&refused(), VmAnswer::Observed(ObservedVm::Absent)),
         at(120),
@@ -167,7 +167,7 @@ fn page_of_a_machine_that_is_up_asks_for_a_step_only_without_a_node() {
 
 /// An unreadable part does not hide the others.
 #[test]
-fn the_page_of_a_deletion_whose_driver_was_removed_says_so_and_what_could_not_be_read() {
+fn the_page_of_a_deletion_names_its_removed_driver_and_unread_parts() {
     let mut deleted = refused();
     deleted["metadata"]["deletionTimestamp"] = json!(at(100));
     deleted["metadata"]["finalizers"] = json!(["infrastructure.capcmi.io/inframachine"]);

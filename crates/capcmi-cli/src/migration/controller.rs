@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_is_renewed_or_comes_is_of_a_controller_that_runs_whatever_the_clock_says() {
+    fn a_renewed_or_new_lease_shows_a_running_controller() {
         let now: Timestamp = "2026-01-01T00:10:00Z".parse().unwrap();
         let old = leases("2026-01-01T00:00:00.000000Z", "mcm");
         assert_eq!(old.held(now), None, "it is over by this clock");

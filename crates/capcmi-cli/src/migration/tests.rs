@@ -104,7 +104,7 @@ fn refused(change: impl FnOnce(&mut Vec<Value>)) -> String {
 
 /// CTL-06: equal templates cause no rollout, and no machine is created before all Machines exist.
 #[test]
-fn a_machine_deployment_and_its_set_have_one_template_and_the_set_makes_no_machine_at_first() {
+fn the_migrated_set_has_the_deployments_template_and_creates_nothing() {
     let mut migration = planned(objects(), None).unwrap();
     let group = migration.groups.remove(0);
     let (set, deployment) = (group.set.unwrap().body, group.deployment.unwrap().body);
@@ -153,7 +153,7 @@ fn what_the_driver_wants_back_with_the_next_call_goes_with_its_vm() {
 }
 
 #[test]
-fn a_state_that_is_too_long_to_be_kept_keeps_its_machine_from_being_migrated() {
+fn a_too_long_last_known_state_prevents_the_migration() {
     let mut all = objects();
     let machine = all.iter_mut().find(|object| object["kind"] == "Machine");
     machine.unwrap()["status"] = json!({"lastKnownState": "x".repeat(4097)});
@@ -166,7 +166,7 @@ fn a_state_that_is_too_long_to_be_kept_keeps_its_machine_from_being_migrated() {
 }
 
 #[test]
-fn both_secrets_of_a_class_are_credentials_and_the_user_data_are_a_secret_of_their_own() {
+fn the_secrets_of_a_class_become_credentials_and_bootstrap_data() {
     let class = planned(objects(), None).unwrap().classes.remove(0);
     let data = |name: &str| {
         let found = class.objects.iter().find(|object| object.name == name);
@@ -251,7 +251,7 @@ fn what_can_not_be_migrated_is_named_with_what_to_do() {
 }
 
 #[test]
-fn the_number_of_replicas_is_that_of_the_machines_and_a_difference_is_said() {
+fn replicas_equal_the_number_of_machines_and_a_note_reports_changes() {
     let mut all = objects();
     all[0]["spec"]["replicas"] = json!(3);
     let group = planned(all, None).unwrap().groups.remove(0);
@@ -265,7 +265,7 @@ fn the_number_of_replicas_is_that_of_the_machines_and_a_difference_is_said() {
 
 /// CTL-06: with another template or number, core would roll out, create or delete machines.
 #[test]
-fn what_an_earlier_run_has_made_with_other_flags_or_another_number_of_machines_is_a_difference() {
+fn objects_of_a_run_with_other_flags_or_replicas_are_differences() {
     let group = |bootstrap: &str| {
         let mut migration = planned(objects(), Some(bootstrap)).unwrap();
         migration.groups.remove(0)
@@ -293,7 +293,7 @@ fn what_an_earlier_run_has_made_with_other_flags_or_another_number_of_machines_i
 
 /// New machines would use the old class with the old credentials, although the run reports success.
 #[test]
-fn a_class_or_secret_that_has_changed_since_an_earlier_run_is_a_difference_and_no_secret_value_is_shown() {
+fn changed_classes_and_secrets_are_differences_without_secret_values() {
     let class = |change: &dyn Fn(&mut Vec<Value>)| {
         let mut all = objects();
         change(&mut all);
@@ -358,7 +358,7 @@ fn a_failure_domain_that_is_no_text_is_refused_and_not_dropped() {
 }
 
 #[test]
-fn the_mark_of_a_new_object_tells_namespace_time_and_cluster_of_the_old_one() {
+fn the_mark_of_a_new_object_identifies_the_original_object() {
     let marks = |namespace: &str, uid: &str| {
         let mut all = objects();
         for object in &mut all {
@@ -404,7 +404,7 @@ fn an_old_machine_set_without_machines_needs_no_class() {
 }
 
 #[test]
-fn what_is_marked_is_known_and_what_keeps_the_machines_says_it_of_the_group() {
+fn marks_of_machines_and_of_their_group_are_recognized() {
     let mut all = objects();
     let mark = json!({"infrastructure.capcmi.io/migrated-to": "default/c"});
     all[2]["metadata"]["annotations"] = mark.clone();
@@ -415,7 +415,7 @@ fn what_is_marked_is_known_and_what_keeps_the_machines_says_it_of_the_group() {
 }
 
 #[test]
-fn the_name_of_the_machine_set_of_a_long_machine_deployment_is_a_label_and_its_own() {
+fn machine_set_names_of_long_deployments_are_short_and_unique() {
     let set = |deployment: &str| {
         let mut all = objects();
         all[0]["metadata"]["name"] = json!(deployment);
@@ -433,7 +433,7 @@ fn the_name_of_the_machine_set_of_a_long_machine_deployment_is_a_label_and_its_o
 }
 
 #[test]
-fn a_secret_of_another_namespace_is_copied_where_that_is_allowed_and_the_plan_says_what_of_it() {
+fn the_plan_names_secrets_that_it_copies_from_other_namespaces() {
     let mut all = objects();
     all[3]["credentialsSecretRef"]["namespace"] = json!("kube-system");
     all[5]["metadata"]["namespace"] = json!("kube-system");
@@ -446,7 +446,7 @@ fn a_secret_of_another_namespace_is_copied_where_that_is_allowed_and_the_plan_sa
 }
 
 #[test]
-fn an_infra_machine_is_adopted_once_it_is_provisioned_and_says_before_why_not() {
+fn an_infra_machine_counts_as_adopted_once_it_is_provisioned() {
     let done = json!({"status": {"initialization": {"provisioned": true}}});
     assert_eq!(not_adopted("m1", &done), None);
     let waiting = json!({"status": {"conditions": [
@@ -518,7 +518,7 @@ async fn of_all_health_checks_those_count_that_are_at_work_on_the_machines() {
 
 /// Neither a right nor a version of Cluster API that the migration itself does without.
 #[tokio::test]
-async fn health_checks_that_cannot_be_listed_are_not_known_and_stop_no_migration() {
+async fn health_checks_that_cannot_be_listed_do_not_stop_a_migration() {
     for code in [StatusCode::FORBIDDEN, StatusCode::NOT_FOUND] {
         let refusal = json!({
             "kind": "Status", "status": "Failure", "code": code.as_u16(), "reason": "No", "message": "no",

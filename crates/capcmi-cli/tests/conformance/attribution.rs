@@ -43,7 +43,7 @@ async fn run_with(flaw: Flaw, say: impl FnOnce(&mut Config), only: &[&str]) -> R
 
 /// DRV-33
 #[tokio::test(start_paused = true)]
-async fn a_capability_that_lies_is_blamed_alone_and_what_needs_it_is_inconclusive() {
+async fn a_false_capability_alone_fails_and_dependent_rules_are_inconclusive() {
     let report = mutant(Boasts(Operation::ListMachines), &[]).await;
     assert!(report.rule("DRV-33").unwrap().verdict.is_failure());
     let broken: Vec<_> = report.broken().map(|rule| rule.id).collect();
@@ -102,7 +102,7 @@ async fn nothing_is_tried_when_the_configuration_makes_no_vm() {
 
 /// DRV-02: the cluster's tag is mandatory, and is not the author's to name.
 #[tokio::test(start_paused = true)]
-async fn tags_of_the_author_do_not_make_the_cluster_tag_one_that_may_be_left_out() {
+async fn the_cluster_tag_stays_mandatory_beside_tags_of_the_author() {
     let report = configured(&json!({"tags": {"team": "a"}}), &["create-defaults"]).await;
     assert_eq!(report.rule("DRV-02").unwrap().verdict, Verdict::Passed);
 }
@@ -125,7 +125,7 @@ async fn volumes_that_need_no_back_end_show_nothing_about_one_that_is_broken() {
 
 /// CMI-127: OK of a shut-down means as well that the guest will stop.
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_answers_ok_when_the_guest_has_accepted_to_stop_keeps_the_rules() {
+async fn a_shut_down_may_answer_ok_once_the_guest_accepts_it() {
     let rules = [
         "PLG-SD-00",
         "PLG-SD-10",

@@ -16,7 +16,7 @@ fn printed(output: &Output) -> String {
 }
 
 #[test]
-fn a_part_of_the_rules_that_holds_exits_with_0_without_a_yes_and_its_reports_are_written() {
+fn a_passing_part_of_the_rules_exits_with_0_without_a_verdict() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let output = capcmi(&[
@@ -52,7 +52,7 @@ fn a_part_of_the_rules_that_holds_exits_with_0_without_a_yes_and_its_reports_are
 }
 
 #[test]
-fn a_driver_that_keeps_every_rule_of_both_layers_exits_with_0_and_says_so_in_the_last_lines() {
+fn full_compliance_exits_with_0_and_is_printed_last() {
     let output = capcmi(&["--driver", "simulated", "--require", "full"]);
     let text = printed(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
@@ -61,7 +61,7 @@ fn a_driver_that_keeps_every_rule_of_both_layers_exits_with_0_and_says_so_in_the
 
 /// A two-line configuration cannot test a driver during a back-end outage.
 #[test]
-fn a_run_without_hooks_is_basic_says_what_is_missing_and_is_not_enough_for_full() {
+fn a_run_without_hooks_is_basic_and_fails_a_required_full() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("suite.yaml");
     let yaml = "providerSpec: {vmPool: default, size: small}\nsecrets: \
@@ -176,7 +176,7 @@ fn what_is_asked_for_wrongly_exits_with_2() {
 }
 
 #[test]
-fn the_list_names_every_rule_with_its_cases_or_the_reason_why_there_is_none() {
+fn the_list_shows_the_cases_of_each_rule_or_why_it_is_untested() {
     let text = printed(&capcmi(&["--list"]));
     for name in ["DRV-10", "create-again", "not tested: "] {
         assert!(text.contains(name), "{name}");
@@ -214,7 +214,7 @@ fn every_key_of_the_configuration_and_every_hook_is_documented() {
 
 /// The sample output in the documentation is current.
 #[test]
-fn the_output_in_the_documentation_has_as_many_cases_and_rules_as_there_are() {
+fn the_documented_output_counts_all_cases_and_rules() {
     let page = fs::read_to_string(concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../../docs/drivers/conformance.md"

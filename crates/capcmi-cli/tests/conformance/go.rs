@@ -66,7 +66,7 @@ async fn the_driver_in_go_keeps_the_rules_of_every_call() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "long: a whole run, with a process for each hook"]
-async fn the_driver_in_go_is_compliant_also_when_its_back_end_fails_and_when_it_is_killed() -> Result<()> {
+async fn the_go_driver_complies_also_during_outages_and_after_kills() -> Result<()> {
     let report = tested_go(&[]).await?;
     ensure!(
         rules(&report, "passed") > 250,
@@ -187,7 +187,7 @@ async fn what_grpc_go_says_of_a_message_that_is_too_long_for_it_arrives() -> Res
 /// The reset of grpc-go may overtake the client's own clock: 1 of 40 calls was taken for a lost connection
 /// once.
 #[tokio::test]
-async fn a_call_that_a_driver_in_go_does_not_answer_in_time_is_deadline_exceeded() -> Result<()> {
+async fn a_late_answer_of_the_go_driver_is_deadline_exceeded() -> Result<()> {
     let folder = RunFolder::create()?;
     let driver = Go::find().await?.driver(&folder, "go").await?;
     let client = client(&driver, Duration::from_millis(300))?;
@@ -214,7 +214,7 @@ async fn a_call_that_a_driver_in_go_does_not_answer_in_time_is_deadline_exceeded
 
 /// A killed sidecar leaves its socket, and its successor finds it.
 #[tokio::test]
-async fn the_driver_in_go_takes_over_the_socket_of_one_that_was_killed_and_of_no_other() -> Result<()> {
+async fn the_go_driver_takes_over_only_the_socket_of_a_killed_process() -> Result<()> {
     let folder = RunFolder::create()?;
     let go = Go::find().await?;
     let GoDriver { served, cloud } = go.driver(&folder, "go").await?;

@@ -112,7 +112,7 @@ async fn refused(client: impl IntoIterator<Item = &String>, words: &str) -> Resu
 
 /// OPS-17, CMI-160, CMI-164
 #[tokio::test]
-async fn the_driver_in_go_keeps_the_rules_over_tls_and_serves_no_client_of_another_authority() -> Result<()> {
+async fn the_go_driver_complies_over_tls_and_refuses_foreign_clients() -> Result<()> {
     let folder = RunFolder::create()?;
     let (address, cloud) = (free_address()?, folder.path().join("cloud"));
     let authority = Authority::new()?;

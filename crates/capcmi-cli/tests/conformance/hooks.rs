@@ -257,7 +257,7 @@ async fn a_driver_that_dies_after_a_hook_is_named_as_gone_with_the_call() {
 
 /// DRV-GS-11: a rule that the back end makes impossible does not count as untried.
 #[tokio::test(start_paused = true)]
-async fn a_back_end_that_takes_no_second_vm_of_a_name_is_full_when_its_author_says_so() {
+async fn with_unique_names_set_a_run_without_a_second_vm_is_full() {
     let hooks = |simulated: &Simulated| Otherwise {
         hook: Hook::Plant,
         does: Does::Fails("there is a VM of this name"),
@@ -289,7 +289,7 @@ async fn a_back_end_that_takes_no_second_vm_of_a_name_is_full_when_its_author_sa
 
 /// DRV-GS-11: the setting excludes a rule that a configured hook could have tried.
 #[tokio::test(start_paused = true)]
-async fn unique_names_beside_a_hook_that_makes_a_second_vm_are_a_contradiction_that_names_both() {
+async fn unique_names_contradict_a_hook_that_makes_a_second_vm() {
     let simulated = Simulated::new().unwrap();
     let mut without_list = Operation::ALL.to_vec();
     without_list.retain(|operation| *operation != Operation::ListMachines);
@@ -317,7 +317,7 @@ async fn unique_names_beside_a_hook_that_makes_a_second_vm_are_a_contradiction_t
 
 /// Only a run can know this: the driver declares which changes are hot updates.
 #[tokio::test(start_paused = true)]
-async fn changes_that_the_driver_takes_for_others_than_their_author_are_named_and_blame_no_rule() {
+async fn changes_of_an_undeclared_kind_are_named_and_break_no_rule() {
     for (change, setting, case) in [
         (json!({"size": "large"}), "`hotUpdates`", "update-there-and-back"),
         (

@@ -23,7 +23,7 @@ fn rows(report: &Report, fared: impl Fn(&Verdict) -> bool) -> BTreeSet<&'static 
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_simulated_driver_keeps_every_rule_and_the_run_leaves_nothing_behind() {
+async fn the_simulated_driver_keeps_every_rule_and_no_vm_is_left() {
     let simulated = Simulated::new().unwrap();
     let report = whole(&simulated).await;
     let broken: Vec<_> = report.broken().collect();
@@ -37,7 +37,7 @@ async fn the_simulated_driver_keeps_every_rule_and_the_run_leaves_nothing_behind
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_rule_is_tested_but_those_that_only_the_wire_shows_or_nothing_tests() {
+async fn a_run_in_process_tests_every_rule_except_the_wire_and_untested_rules() {
     let simulated = Simulated::new().unwrap();
     let report = whole(&simulated).await;
     let untested: BTreeSet<_> = rules::all()
@@ -57,7 +57,7 @@ async fn every_rule_is_tested_but_those_that_only_the_wire_shows_or_nothing_test
 
 /// DRV-26, DRV-33, DRV-40, DRV-48: a driver with create and delete alone is compliant.
 #[tokio::test(start_paused = true)]
-async fn what_a_driver_does_not_offer_is_skipped_with_the_reason_and_breaks_nothing() {
+async fn calls_that_a_driver_does_not_offer_are_skipped_with_a_reason() {
     let simulated = Simulated::new().unwrap();
     let required = cmi_driver::Capabilities::minimal();
     let config = SimulatedConfig {

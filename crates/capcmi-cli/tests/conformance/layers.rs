@@ -180,7 +180,7 @@ fn keeps_what_is_published_and_not_the_tag(simulated: &Simulated, report: &Repor
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_plugin_of_the_published_interface_alone_keeps_it_and_is_told_what_this_provider_needs_besides() {
+async fn a_published_plugin_complies_and_learns_what_the_provider_needs() {
     let (simulated, report) = tested(OPTIONAL.to_vec(), true).await;
     keeps_what_is_published_and_not_the_tag(&simulated, &report);
 }
@@ -200,7 +200,7 @@ async fn mutant(flaw: Flaw, only: &[&str]) -> Report {
 
 /// OPS-11 is a SHOULD in its source, and UPD-03 has no keyword.
 #[tokio::test(start_paused = true)]
-async fn a_secret_that_leaks_and_an_update_that_does_nothing_are_not_taken_by_this_provider() {
+async fn leaked_secrets_and_ineffective_updates_break_the_provider_layer() {
     for (flaw, rule) in [
         (Flaw::SecretInAddress, "OPS-11"),
         (Flaw::UpdateDoesNothing, "UPD-03"),
@@ -214,7 +214,7 @@ async fn a_secret_that_leaks_and_an_update_that_does_nothing_are_not_taken_by_th
 
 /// CMI-13, OPS-11: the rules for every answer are part of each run, regardless of the chosen cases.
 #[tokio::test(start_paused = true)]
-async fn a_secret_that_leaks_fails_a_part_of_the_rules_that_is_not_about_secrets() {
+async fn a_leaked_secret_fails_a_run_of_other_rules() {
     let report = mutant(Flaw::SecretInAddress, &["create-again"]).await;
     assert!(report.rule("OPS-11").unwrap().verdict.is_failure());
     assert!(!report.passed, "{:#?}", report.layers);
@@ -265,7 +265,7 @@ async fn where_the_log_is_empty_leaks_were_not_tried_in_full() {
 /// DRV-30: only a hook reveals the worst possible fault. Without the hook, the grade says that nothing tested
 /// for it.
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_finds_no_vm_while_its_back_end_is_away_is_basic_without_hooks_and_broken_with_them() {
+async fn only_a_hook_reveals_that_an_outage_is_answered_as_not_found() {
     let flaw = Flaw::Says(Operation::GetMachineStatus, Code::Unavailable, Code::NotFound);
     let report = without_hooks(flaw, "", Selection::default()).await;
     assert_eq!(report.compliance(Layer::Provider), Compliance::Basic);

@@ -53,7 +53,7 @@ async fn a_hook_after_which_the_driver_answers_ok_is_named() {
 
 /// DRV-30: the worst possible fault.
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_takes_the_failure_of_its_back_end_for_absence_is_told_what_that_leads_to() {
+async fn an_outage_answered_as_not_found_fails_with_its_consequence() {
     let simulated = Simulated::new().unwrap();
     let flaw = Flaw::Says(Operation::GetMachineStatus, Code::Unavailable, Code::NotFound);
     let mutant = Arc::new(Mutant::new(simulated.driver.clone(), flaw));
@@ -75,7 +75,7 @@ async fn dies_of_dots(parallel: usize) -> Report {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_dies_of_a_request_that_is_alone_is_reported_once_with_the_request() {
+async fn a_crash_during_a_single_request_is_reported_once_with_it() {
     let report = dies_of_dots(1).await;
     let failed = report.cases.iter().filter(|case| case.verdict.is_failure());
     let [case] = failed.collect::<Vec<_>>().try_into().unwrap();
@@ -92,7 +92,7 @@ async fn a_driver_that_dies_of_a_request_that_is_alone_is_reported_once_with_the
 
 /// The failing request is unknown: no case and no row is blamed.
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_dies_beside_other_requests_breaks_no_rule_and_all_of_them_are_named() {
+async fn a_crash_during_several_requests_names_them_and_breaks_no_rule() {
     let report = dies_of_dots(8).await;
     let failed = reasons(&report, Verdict::is_failure);
     assert!(failed.is_empty(), "{failed:#?}");

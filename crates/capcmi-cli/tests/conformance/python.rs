@@ -114,8 +114,7 @@ async fn the_minimal_driver_in_python_keeps_the_rules_of_every_call() -> Result<
 
 #[tokio::test]
 #[ignore = "long: a whole run, with a process for each hook"]
-async fn the_minimal_driver_in_python_is_compliant_also_when_its_back_end_fails_and_when_it_is_killed()
--> Result<()> {
+async fn the_minimal_python_driver_complies_in_outages_and_after_kills() -> Result<()> {
     let report = tested_minimal(&[]).await?;
     ensure!(
         rules(&report, "passed") > 200,
@@ -151,7 +150,7 @@ async fn the_ec2_driver_in_python_keeps_the_rules_of_every_call() -> Result<()> 
 
 #[tokio::test]
 #[ignore = "long: a whole run, with a process for each hook"]
-async fn the_ec2_driver_in_python_is_compliant_also_when_ec2_fails_and_when_it_is_killed() -> Result<()> {
+async fn the_python_ec2_driver_complies_also_in_outages_and_after_kills() -> Result<()> {
     let report = tested_ec2(&[]).await?;
     ensure!(
         rules(&report, "passed") > 250,

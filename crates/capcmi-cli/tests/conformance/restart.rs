@@ -92,7 +92,7 @@ impl Drop for Plugin {
 
 /// CMI-59, CMI-79, CMI-84, CMI-157: also where the socket of the killed process is left.
 #[test]
-fn a_plugin_that_keeps_its_cloud_in_a_file_keeps_the_rules_about_restarts() {
+fn a_plugin_with_a_state_file_keeps_the_rules_about_restarts() {
     let plugin = Plugin::start("{stateFile: STATE_FILE, deleteSeconds: 0.02, bootSeconds: 0}");
     let output = plugin.tested();
     let text = String::from_utf8_lossy(&output.stdout);
@@ -122,7 +122,7 @@ fn a_plugin_that_keeps_its_vms_in_memory_is_found_out() {
 
 /// CMI-157, CMI-182: such a driver exits immediately, because its address is in use.
 #[test]
-fn a_plugin_that_does_not_remove_the_socket_it_left_breaks_the_rules_about_that_and_no_others() {
+fn a_plugin_that_keeps_a_stale_socket_breaks_only_the_socket_rules() {
     let plugin = Plugin::start("{stateFile: STATE_FILE, deleteSeconds: 0.02, bootSeconds: 0}");
     let refusing = r#"[ ! -S "${CMI_ENDPOINT#unix://}" ] || { echo in use; exit 1; }; exec "$@""#;
     let mut restart = vec![RESTART.to_owned()];

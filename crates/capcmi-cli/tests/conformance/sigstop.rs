@@ -147,7 +147,7 @@ fn cases_of<'a>(clusters: impl Iterator<Item = &'a str>) -> BTreeSet<&'static st
 
 /// The report names the calls in flight. Only VMs of cases that ran when the plugin stopped are left.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plugin_that_is_frozen_is_named_with_the_cases_and_the_calls_and_little_is_left() {
+async fn a_frozen_plugin_is_reported_with_the_pending_calls() {
     let mut run = Run::stopped(2.0).await;
     let (code, errors) = run.end().await;
     assert_eq!(code, Some(1), "{errors}");
@@ -193,7 +193,7 @@ async fn a_plugin_that_is_frozen_is_named_with_the_cases_and_the_calls_and_littl
 /// Before a call counts as hung.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "long: a call is named after 10 s"]
-async fn a_frozen_plugin_is_named_while_it_is_waited_for_and_two_signals_end_the_run() {
+async fn a_wait_for_a_frozen_plugin_is_shown_and_two_signals_end_it() {
     let mut run = Run::stopped(300.0).await;
     let line = run.line_with(" waits for ").await;
     assert!(

@@ -129,7 +129,7 @@ async fn a_run_that_is_ended_early_leaves_nothing_where_the_view_is_behind() {
 /// DRV-CR-09, DRV-GS-09: a protected instance of EC2 can be neither stopped nor terminated. A create that
 /// finds it does neither.
 #[tokio::test(start_paused = true)]
-async fn a_driver_that_reads_and_adopts_a_vm_to_which_nothing_may_be_done_is_compliant() {
+async fn a_driver_may_read_and_adopt_a_locked_vm() {
     let simulated = Simulated::new().unwrap();
     let driver = Variant::reads_locked(simulated.driver.clone(), simulated.driver.console());
     let cases = ["create-locked", "status-locked"];

@@ -571,7 +571,7 @@ async fn an_extension_that_can_not_be_read_is_found() {
 
 /// CMI-154: a request that is also refused without the unknown field shows nothing.
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_refused_for_another_reason_blames_no_driver_for_an_unknown_field() {
+async fn a_request_refused_for_another_reason_passes_the_unknown_fields_case() {
     let case = "wire-unknown-fields";
     let report = tested_mutant(Flaw::RefusesEmptyVolumes, &[case]).await;
     assert_eq!(report.cases[0].verdict, Verdict::Passed);
@@ -613,7 +613,7 @@ async fn a_plugin_whose_calls_run_on_keeps_the_rules_about_deadlines() {
 
 /// INI-18: a create may answer code 17 with the VM. Over gRPC, only the answers of these calls differ.
 #[tokio::test(start_paused = true)]
-async fn a_plugin_that_says_of_a_new_vm_that_it_is_not_initialized_is_compliant() {
+async fn a_plugin_may_answer_a_create_with_uninitialized() {
     let simulated = Simulated::new().unwrap();
     let driver = Arc::new(Variant::unfinished(simulated.driver.clone()));
     let report = tested_patiently(&simulated, driver, &[]).await;

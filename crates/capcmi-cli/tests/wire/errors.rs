@@ -273,7 +273,7 @@ async fn unknown_fields_are_ignored_and_bytes_that_are_no_message_refused() -> R
 
 /// DRV-30: a driver that cannot read its capabilities makes no statement about a VM.
 #[tokio::test]
-async fn a_failure_to_read_capabilities_is_never_taken_for_the_answer_of_the_call() -> Result<()> {
+async fn a_failure_to_read_capabilities_is_unavailable_and_never_not_found() -> Result<()> {
     let faults = "{faults: [{operation: GetPluginCapabilities, code: NotFound}]}";
     let served = Served::simulated(faults).await?;
     let status = served

@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounds_go_on_where_they_are_quick_and_end_where_the_back_end_takes_the_time() {
+    fn rounds_of_a_slow_back_end_end_earlier() {
         for (rounds, millis, another) in [
             (0, 60_000, true),
             (1, 1400, true),

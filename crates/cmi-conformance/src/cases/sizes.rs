@@ -303,7 +303,7 @@ mod tests {
 
     /// CMI-14: by default, gRPC servers take 4 MiB.
     #[test]
-    fn a_large_update_keeps_to_the_limits_and_is_longer_than_servers_take_unless_told_otherwise() {
+    fn a_large_update_is_within_the_limits_and_above_the_grpc_default() {
         for own in [0, 1, 8] {
             let own = (0..own).map(|key| (format!("key-{key}"), vec![b'v'; 1000]));
             let fields = large(Fields {

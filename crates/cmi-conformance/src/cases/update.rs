@@ -389,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_change_does_not_name_is_beside_it_among_the_tags_and_where_it_changes_something() {
+    fn neighbours_of_a_change_are_the_tags_and_the_fields_beside_it() {
         let has = json!({
             "size": "small",
             "labels": {"purpose": "a", "made-by": "the cloud"},

@@ -137,7 +137,7 @@ async fn what_got_no_answer_is_deleted_again_when_it_may_have_been_made() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_waited_for_where_a_create_was_refused_and_nothing_is_behind() {
+async fn cleanup_does_not_wait_after_a_refused_create() {
     let tracker = tracked(&Err(Status::new(Code::InvalidArgument, "no such size")));
     let before = tokio::time::Instant::now();
     let (left, asked) = cleared(&tracker, Duration::ZERO, &[Err(Code::InvalidArgument)]).await;
@@ -146,7 +146,7 @@ async fn nothing_is_waited_for_where_a_create_was_refused_and_nothing_is_behind(
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_second_deletion_comes_when_the_back_end_can_not_be_behind_any_more() {
+async fn cleanup_deletes_again_after_the_consistency_window() {
     let tracker = Tracker::default();
     tracker.record(&machine_request());
     let window = Duration::from_secs(30);
@@ -157,7 +157,7 @@ async fn the_second_deletion_comes_when_the_back_end_can_not_be_behind_any_more(
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_id_that_the_driver_does_not_take_keeps_no_vm_from_being_deleted_by_its_name() {
+async fn cleanup_deletes_by_name_when_the_driver_rejects_the_id() {
     for refusal in [Code::InvalidArgument, Code::FailedPrecondition, Code::NotFound] {
         let tracker = Tracker::default();
         tracker.record_request(&machine_request());
@@ -218,7 +218,7 @@ async fn a_call_that_does_not_end_is_reported_with_the_time_that_it_had() {
 
 /// A driver may refuse to delete a VM that it refused to create, with any code.
 #[tokio::test(start_paused = true)]
-async fn what_was_refused_and_never_made_is_not_left_where_its_spec_is_refused_again() {
+async fn a_refused_create_leaves_nothing_if_its_spec_stays_refused() {
     for refusal in [Code::OutOfRange, Code::ResourceExhausted, Code::Internal] {
         let tracker = Tracker::default();
         let wrong = machine_request().changed(&serde_json::json!({"size": "of-the-moon"}));
@@ -239,7 +239,7 @@ async fn what_was_refused_and_never_made_is_not_left_where_its_spec_is_refused_a
 
 /// An OK is a promise where the back end is never behind.
 #[tokio::test(start_paused = true)]
-async fn what_was_deleted_before_the_driver_went_away_is_not_named_unless_it_may_come_back() {
+async fn deleted_vms_of_a_lost_driver_are_left_only_within_its_window() {
     let tracker = Tracker::default();
     for (window, left_behind) in [(Duration::ZERO, 0), (Duration::from_secs(1), 1)] {
         tracker.record_request(&machine_request());

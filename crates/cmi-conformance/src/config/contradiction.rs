@@ -302,7 +302,7 @@ mod tests {
 
     /// `hot_updatable` is known only after the driver has declared it.
     #[test]
-    fn a_change_that_the_driver_takes_for_another_kind_of_change_is_named_with_what_it_declares() {
+    fn a_change_that_contradicts_hot_updatable_is_named() {
         let config = |settings: &str| {
             let yaml = format!("providerSpec: {{size: small, tags: {{team: a}}}}\n{settings}");
             Config::read(&yaml).unwrap()

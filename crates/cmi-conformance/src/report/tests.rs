@@ -62,7 +62,7 @@ fn a_rule_whose_cases_were_all_skipped_says_what_was_missing() {
 }
 
 #[test]
-fn a_run_that_tested_nothing_or_left_something_or_was_ended_early_is_not_compliant() {
+fn empty_interrupted_and_unclean_runs_are_not_compliant() {
     assert!(!report(vec![case("create-locked", skipped())]).compliant);
     let passed = || vec![case("create-makes-a-vm", Verdict::Passed)];
     let left = Circumstances {
@@ -109,7 +109,7 @@ fn a_part_of_the_rules_is_never_a_yes() {
 
 /// The tag is specific to this provider: a plugin without it keeps the published rules.
 #[test]
-fn what_breaks_a_rule_of_the_provider_says_nothing_against_the_published_ones() {
+fn a_broken_provider_rule_does_not_fail_the_published_layer() {
     let report = report(vec![
         case("create-makes-a-vm", Verdict::Passed),
         case("delete-other-identity", failed()),
@@ -139,7 +139,7 @@ fn what_breaks_a_published_rule_breaks_what_is_built_upon_it() {
 
 /// OPS-11 is a SHOULD in its source.
 #[test]
-fn a_secret_that_leaks_is_not_taken_by_this_provider_whatever_its_source_says() {
+fn a_leaked_secret_fails_the_provider_layer_also_for_a_should() {
     let report = report(vec![
         case("create-makes-a-vm", Verdict::Passed),
         case("secrets-do-not-come-back", failed()),
@@ -153,7 +153,7 @@ fn a_secret_that_leaks_is_not_taken_by_this_provider_whatever_its_source_says() 
 }
 
 #[test]
-fn what_the_configuration_kept_from_being_tried_makes_it_basic_and_what_the_driver_lacks_does_not() {
+fn missing_hooks_make_a_run_basic_and_missing_calls_do_not() {
     let without_hook = CaseReport {
         missing: vec!["hook `lock`".to_owned()],
         ..case("create-locked", skipped())
@@ -177,7 +177,7 @@ fn what_the_configuration_kept_from_being_tried_makes_it_basic_and_what_the_driv
 
 /// Another case has tried the rule as well, but nothing else shows the effect of the hook.
 #[test]
-fn a_run_that_lacks_what_nothing_stands_in_for_is_basic_although_each_rule_was_tried_without_it() {
+fn a_run_without_a_required_hook_or_setting_is_basic() {
     let lacking = |name: &str, missing: &str| CaseReport {
         missing: vec![missing.to_owned()],
         ..case(name, skipped())
@@ -257,7 +257,7 @@ fn what_costs_vms_is_named_however_much_fails() {
 }
 
 #[test]
-fn a_part_of_the_rules_that_is_broken_says_so_without_a_word_about_the_verdict_of_a_whole_run() {
+fn a_partial_run_names_broken_rules_without_a_verdict() {
     let about: Vec<_> = rules::all().collect();
     let cases = vec![
         case("create-makes-a-vm", Verdict::Passed),

@@ -71,7 +71,7 @@ async fn ended(after: Duration, end: End, deadline: Option<Duration>) -> anyhow:
 /// PLG-CR-04: for a call whose deadline has passed, grpc-go sends no trailers, or the trailers of the
 /// cancelled handler.
 #[tokio::test]
-async fn a_call_that_is_reset_or_cancelled_at_its_deadline_is_deadline_exceeded() {
+async fn a_reset_or_cancellation_at_the_deadline_is_deadline_exceeded() {
     for end in [End::Reset, End::Cancelled] {
         let answer = ended(DEADLINE, end, Some(DEADLINE)).await.unwrap();
         assert_eq!(answer.code.as_deref(), Some("4"), "{end:?}: {answer:?}");
@@ -88,7 +88,7 @@ async fn a_call_that_is_cancelled_before_its_deadline_is_cancelled() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_reset_before_its_deadline_and_a_connection_that_ends_are_no_status() {
+async fn an_early_reset_and_a_closed_connection_yield_no_status() {
     for (after, end, deadline) in [
         (Duration::ZERO, End::Reset, Some(Duration::from_mins(1))),
         (Duration::ZERO, End::Reset, None),

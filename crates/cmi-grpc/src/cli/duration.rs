@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_that_go_programs_would_not_read_is_refused_though_a_human_could() {
+    fn durations_that_go_cannot_parse_are_refused() {
         for text in [
             "15 minutes",
             "15min",

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plugin_that_takes_a_connection_and_says_nothing_is_not_waited_for_without_end() {
+    async fn a_silent_plugin_times_out() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("silent.sock");
         let _silent = UnixListener::bind(&socket).unwrap();

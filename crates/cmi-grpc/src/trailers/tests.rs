@@ -276,7 +276,7 @@ fn a_message_is_read_as_long_as_it_is() {
 
 /// INI-18: state and machine may hold the same state, and only one copy fits.
 #[test]
-fn the_state_of_a_machine_that_comes_with_an_error_travels_with_the_error() {
+fn the_last_known_state_of_a_machine_in_an_error_is_sent_once() {
     let state = LastKnownState::new(b"seen".to_vec());
     let vm = Machine {
         last_known_state: state.clone(),

@@ -22,7 +22,7 @@ async fn a_create_whose_caller_has_gone_can_be_carried_out_later() {
 
 /// DRV-12
 #[tokio::test(start_paused = true)]
-async fn the_repeat_of_a_create_that_is_not_carried_out_yet_gives_its_vm_and_makes_no_other() {
+async fn repeating_a_pending_create_returns_its_vm_and_makes_no_other() {
     let driver =
         driver("{faults: [{operation: CreateMachine, carryOutAfterMs: 5000, hang: after, count: 1}]}");
     let given_up = tokio::time::timeout(Duration::from_secs(1), driver.create("a", plain("a"))).await;
@@ -157,7 +157,7 @@ fn distinct(vms: &[Vm], of: fn(&Vm) -> String) -> usize {
 
 /// DRV-05
 #[tokio::test(start_paused = true)]
-async fn vms_have_their_user_data_an_address_of_their_own_and_the_zone_that_is_asked_for() {
+async fn vms_have_their_user_data_zone_and_a_unique_address() {
     let driver = driver("{}");
     for name in ["a", "b", "c"] {
         driver.create(name, plain(name)).await.unwrap();

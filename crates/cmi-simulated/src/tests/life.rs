@@ -92,7 +92,7 @@ async fn an_update_changes_labels_alone_and_compares_with_the_real_vm() {
 
 /// DRV-09, DRV-10: the published interface knows neither the tag of the machine nor that of its role.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_tags_with_the_cluster_alone_makes_finds_and_deletes_a_vm() {
+async fn the_cluster_tag_alone_suffices_to_create_find_and_delete_a_vm() {
     let driver = driver("{}");
     let class = || class("c", "", &json!({"tags": {tags::CLUSTER: "c"}}));
     let id = driver.create("a", class()).await.unwrap().provider_id;
@@ -174,7 +174,7 @@ async fn a_guest_boots_stops_and_is_stopped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_vm_that_is_restarted_boots_anew_and_stays_the_same_also_when_it_was_off() {
+async fn a_restarted_vm_boots_again_and_keeps_its_id_also_if_it_was_off() {
     let driver = driver("{bootSeconds: 2, bootJitterSeconds: 0, shutDownSeconds: 0}");
     let id = driver.create("a", plain("a")).await.unwrap().provider_id;
     let vm = async || driver.status("a", None, plain("a")).await.unwrap();

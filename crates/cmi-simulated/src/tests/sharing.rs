@@ -52,7 +52,7 @@ async fn a_vm_of_another_cluster_or_machine_object_is_never_touched() {
 
 /// A client of the published interface alone does not know the tag `capcmi.io/machine`.
 #[tokio::test(start_paused = true)]
-async fn a_machine_without_an_identity_is_found_by_its_name_and_is_no_other_machine_objects() {
+async fn a_vm_without_an_identity_matches_only_requests_without_one() {
     let driver = driver("{}");
     let bare = || {
         let mut class = plain("a");
@@ -79,7 +79,7 @@ async fn a_machine_without_an_identity_is_found_by_its_name_and_is_no_other_mach
 
 /// DRV-30: a cloud that can't be read has not confirmed that there is no VM.
 #[tokio::test(start_paused = true)]
-async fn two_drivers_on_one_state_file_share_the_cloud_and_a_damaged_file_is_no_absence() {
+async fn drivers_share_a_state_file_and_a_damaged_file_is_not_absence() {
     let folder = tempfile::tempdir().unwrap();
     let (state, log) = (folder.path().join("cloud"), folder.path().join("calls"));
     let text = format!(

@@ -185,7 +185,7 @@ async fn core_can_be_stopped_and_started_and_nothing_outlives_the_value() -> Res
 }
 
 #[tokio::test]
-async fn a_killed_api_server_comes_back_with_its_address_its_objects_and_its_credentials() -> Result<()> {
+async fn a_killed_api_server_returns_with_its_objects_and_credentials() -> Result<()> {
     let cluster = ManagementCluster::builder().core(false).start().await?;
     let client = cluster.admin_client().await?;
     let namespace = cluster.namespace("kept").await?;

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_is_for_the_innermost_function_that_is_known_and_the_kernel_for_itself() {
+    fn a_sample_counts_for_its_innermost_known_function_or_the_kernel() {
         let reconcile = ("capcmi::machine::reconcile", false);
         for (frames, part) in [
             (vec![reconcile], Part::Reconciles),

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_has_its_frames_from_the_outside_in_without_offsets_and_hashes() {
+    fn frames_are_parsed_outermost_first_without_offsets_and_hashes() {
         let text = "tokio-rt-worker 42 12.5: \n\
             \tffffffff81 __schedule+0x1 ([kernel.kallsyms])\n\
             \t    55d5 capcmi::machine::reconcile::{{closure}}::h0123456789abcdef+0x1f (/opt/capcmi)\n\

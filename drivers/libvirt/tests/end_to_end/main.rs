@@ -29,7 +29,7 @@ use self::lab::{DEADLINE, HOSTS};
 ///
 /// CTL-CR-00, CTL-GS-00, CTL-DL-00, DRV-10, DRV-13, DRV-14
 #[tokio::test]
-async fn a_machine_deployment_is_vms_on_two_hosts_rolled_scaled_down_and_deleted() -> Result<()> {
+async fn a_machine_deployment_rolls_scales_and_deletes_vms_on_two_hosts() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };
@@ -88,7 +88,7 @@ async fn a_machine_deployment_is_vms_on_two_hosts_rolled_scaled_down_and_deleted
 
 /// CTL-GS-14, CTL-LM-00
 #[tokio::test]
-async fn a_guest_that_is_killed_is_replaced_by_a_health_check_and_the_other_runs_on() -> Result<()> {
+async fn a_health_check_replaces_a_killed_guest_and_keeps_the_other() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };

@@ -76,8 +76,7 @@ async fn the_profile_of_app_armor_has_every_file_that_qemu_opens() -> Result<()>
 
 /// DRV-10, DRV-19
 #[tokio::test]
-async fn a_vm_whose_disks_an_earlier_version_named_by_their_pool_is_found_updated_and_removed() -> Result<()>
-{
+async fn vms_with_disks_named_by_pool_are_found_updated_and_deleted() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };

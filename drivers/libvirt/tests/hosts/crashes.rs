@@ -288,8 +288,7 @@ async fn crashes(breaker: &Breaker, at: usize, crash: Crash) -> Result<()> {
 
 /// DRV-10, DRV-12, DRV-19, DRV-21
 #[tokio::test(flavor = "multi_thread")]
-async fn a_libvirtd_that_goes_away_in_the_middle_leaves_nothing_behind_and_leads_to_no_second_vm()
--> Result<()> {
+async fn a_crash_of_libvirtd_leaves_nothing_and_makes_no_second_vm() -> Result<()> {
     let Some(lab) = lab::lab_of(&HOSTS).await? else {
         return Ok(());
     };

@@ -50,8 +50,7 @@ fn addresses(machine: &Machine) -> Vec<&str> {
 
 /// DRV-CR-08
 #[tokio::test]
-async fn a_disk_with_a_boot_loader_boots_with_bios_and_with_uefi_and_takes_its_settings_along() -> Result<()>
-{
+async fn disks_with_boot_loaders_boot_with_bios_uefi_and_secure_boot() -> Result<()> {
     let Some(lab) = lab::lab_of(&[HOST]).await? else {
         return Ok(());
     };
@@ -98,8 +97,7 @@ async fn a_disk_with_a_boot_loader_boots_with_bios_and_with_uefi_and_takes_its_s
 }
 
 #[tokio::test]
-async fn ignition_is_read_by_the_guest_from_its_firmware_with_its_name_and_provider_id_and_no_seed()
--> Result<()> {
+async fn the_guest_reads_ignition_name_and_provider_id_from_its_firmware() -> Result<()> {
     let Some(lab) = lab::lab_of(&[HOST]).await? else {
         return Ok(());
     };
@@ -130,7 +128,7 @@ async fn ignition_is_read_by_the_guest_from_its_firmware_with_its_name_and_provi
 ///
 /// DRV-14
 #[tokio::test]
-async fn on_a_bridge_the_agent_says_the_address_and_a_guest_without_one_starts_for_a_time() -> Result<()> {
+async fn on_a_bridge_the_guest_agent_reports_the_address() -> Result<()> {
     let Some(lab) = lab::lab_of(&[HOST]).await? else {
         return Ok(());
     };

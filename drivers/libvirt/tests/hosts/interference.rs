@@ -140,7 +140,7 @@ async fn a_vm_that_an_administrator_has_locked_is_seen_and_not_touched() -> Resu
 
 /// DRV-10, DRV-19
 #[tokio::test]
-async fn a_vm_whose_definition_is_gone_while_it_runs_is_the_machines_until_its_deletion() -> Result<()> {
+async fn a_running_vm_without_a_definition_still_belongs_to_its_machine() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };
@@ -162,7 +162,7 @@ async fn a_vm_whose_definition_is_gone_while_it_runs_is_the_machines_until_its_d
 
 /// DRV-19
 #[tokio::test]
-async fn what_libvirt_has_not_seen_because_its_pool_was_busy_is_not_left_by_a_delete() -> Result<()> {
+async fn a_delete_leaves_no_volume_that_a_busy_pool_has_not_seen() -> Result<()> {
     let Some(lab) = lab::lab_of(&HOSTS[..1]).await? else {
         return Ok(());
     };
@@ -287,7 +287,7 @@ async fn a_copy_of_a_vm_is_no_machine_and_is_left_alone() -> Result<()> {
 
 /// DRV-DE-07, DRV-DE-16
 #[tokio::test]
-async fn a_host_that_can_not_have_the_machine_holds_its_deletion_up_only_with_a_domain_of_it() -> Result<()> {
+async fn a_failing_host_delays_a_deletion_only_if_it_has_the_domain() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };
@@ -326,7 +326,7 @@ async fn a_host_that_can_not_have_the_machine_holds_its_deletion_up_only_with_a_
 
 /// DRV-23, INI-18
 #[tokio::test]
-async fn a_vm_that_is_being_deleted_is_neither_adopted_nor_started_by_another_process() -> Result<()> {
+async fn a_vm_in_deletion_is_neither_adopted_nor_started_elsewhere() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };
@@ -369,7 +369,7 @@ async fn a_vm_that_is_being_deleted_is_neither_adopted_nor_started_by_another_pr
 
 /// INI-18, INI-21, INI-22
 #[tokio::test]
-async fn a_vm_whose_first_start_failed_is_not_initialized_and_is_started_by_the_next_call() -> Result<()> {
+async fn a_vm_whose_first_start_failed_is_started_by_the_next_create() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };
@@ -396,7 +396,7 @@ async fn a_vm_whose_first_start_failed_is_not_initialized_and_is_started_by_the_
 
 /// What says that nothing was restarted would have the call made again, for free, of a VM that is off.
 #[tokio::test]
-async fn a_restart_that_switched_the_vm_off_never_says_that_nothing_was_restarted() -> Result<()> {
+async fn a_restart_that_stopped_the_vm_never_reports_no_side_effects() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };
@@ -457,7 +457,7 @@ async fn a_restart_that_switched_the_vm_off_never_says_that_nothing_was_restarte
 
 /// DRV-CR-06, DRV-28
 #[tokio::test]
-async fn two_machine_objects_of_one_name_that_are_made_at_once_get_one_vm_between_them() -> Result<()> {
+async fn concurrent_creates_of_two_objects_of_one_name_make_one_vm() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };
@@ -502,7 +502,7 @@ fn in_pool(lab: &Lab) -> Result<usize> {
 
 /// DRV-10
 #[tokio::test]
-async fn a_note_counts_where_the_machine_may_be_made_and_one_call_reads_an_image() -> Result<()> {
+async fn a_placement_counts_only_on_allowed_hosts_and_one_call_reads_an_image() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };

@@ -217,8 +217,7 @@ impl LeftAt {
 
 /// DRV-10, DRV-19, INI-18, INI-22
 #[tokio::test]
-async fn what_a_killed_driver_left_is_finished_by_the_next_create_and_removed_by_the_next_delete()
--> Result<()> {
+async fn a_create_finishes_and_a_delete_removes_leftovers_of_a_kill() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };

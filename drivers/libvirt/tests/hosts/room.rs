@@ -31,7 +31,7 @@ fn driver_of(lab: &Lab, places: u64) -> Result<LibvirtDriver> {
 
 /// DRV-10, DRV-CR-08
 #[tokio::test]
-async fn many_machines_at_once_are_placed_and_made_only_where_each_of_them_has_the_memory() -> Result<()> {
+async fn concurrent_creates_are_placed_only_where_memory_is_left() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };
@@ -93,7 +93,7 @@ async fn many_machines_at_once_are_placed_and_made_only_where_each_of_them_has_t
 
 /// DRV-10
 #[tokio::test]
-async fn a_machine_without_a_failure_domain_is_placed_where_far_more_memory_is_free() -> Result<()> {
+async fn without_a_failure_domain_the_host_with_far_more_memory_is_chosen() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };
@@ -171,7 +171,7 @@ fn in_pool(connect: &Connect) -> Result<Vec<String>> {
 
 /// DRV-CR-08
 #[tokio::test]
-async fn a_full_storage_pool_is_resource_exhausted_and_a_machine_is_made_once_there_is_room() -> Result<()> {
+async fn a_full_storage_pool_is_resource_exhausted_until_there_is_room() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };
@@ -217,7 +217,7 @@ async fn a_full_storage_pool_is_resource_exhausted_and_a_machine_is_made_once_th
 }
 
 #[tokio::test]
-async fn a_guest_that_finds_no_room_to_write_has_failed_until_it_is_resumed_with_room() -> Result<()> {
+async fn a_guest_without_disk_space_has_failed_until_it_is_resumed() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };

@@ -62,8 +62,7 @@ fn given_by_the_kernel(lab: &Lab, domain: &Domain) -> Result<u64> {
 
 /// UPD-01
 #[tokio::test]
-async fn cpu_shares_of_a_guest_that_is_off_are_changed_and_one_that_runs_without_control_groups_says_so()
--> Result<()> {
+async fn cpu_shares_of_a_running_guest_need_control_groups() -> Result<()> {
     let Some(lab) = lab::lab_of(&[HOST]).await? else {
         return Ok(());
     };
@@ -88,7 +87,7 @@ async fn cpu_shares_of_a_guest_that_is_off_are_changed_and_one_that_runs_without
 
 /// UPD-01
 #[tokio::test]
-async fn cpu_shares_are_changed_while_the_guest_runs_and_kept_when_it_is_started_again() -> Result<()> {
+async fn cpu_shares_change_in_a_running_guest_and_survive_a_restart() -> Result<()> {
     let Some(lab) = lab::lab_of(&[HOST]).await? else {
         return Ok(());
     };

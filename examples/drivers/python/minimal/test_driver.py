@@ -107,7 +107,7 @@ def test_the_tutorial_builds_it_piece_by_piece() -> None:
     assert lines("".join(pieces)) == lines(DRIVER.read_text())
 
 
-def test_the_recipe_for_ci_generates_the_code_and_starts_the_driver_with_it(tmp_path: Path) -> None:
+def test_the_recipe_for_ci_generates_code_and_starts_the_driver(tmp_path: Path) -> None:
     """With programs that fetch from this repository, install nothing, and take a driver that listens for compliant."""
     repository = DRIVER.parents[4]
     page = (repository / "docs/drivers/quickstart.md").read_text()
@@ -253,7 +253,7 @@ def test_a_wrong_request_is_refused_and_makes_nothing(
         (spec("c", rootFsSize=9), "OUT_OF_RANGE"),
     ],
 )
-def test_a_size_that_there_is_not_makes_nothing_and_keeps_nothing_from_going(
+def test_an_unknown_size_makes_nothing_and_can_be_deleted(
     machine: services.MachineStub, provider_spec: bytes, wanted: str
 ) -> None:
     """DRV-CR-03, DRV-CR-11, DRV-19"""
@@ -308,7 +308,7 @@ def test_a_back_end_that_fails_is_never_taken_for_one_that_has_no_vm(
     assert found.ProviderID == made.ProviderID
 
 
-def test_a_call_ends_at_its_deadline_and_the_next_one_on_the_machine_is_aborted_meanwhile(
+def test_a_call_ends_at_its_deadline_and_keeps_its_machine_busy(
     machine: services.MachineStub, folder: Path, cluster: str
 ) -> None:
     """DRV-CR-04, DRV-CR-10: the one that goes on has the machine until it ends, so there is one VM in the end."""

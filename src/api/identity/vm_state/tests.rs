@@ -85,7 +85,7 @@ fn the_documentation_shows_the_states_as_they_are() {
 }
 
 #[test]
-fn a_create_that_was_not_answered_is_remembered_until_no_vm_of_it_can_come() {
+fn an_unanswered_create_is_kept_until_it_can_make_no_vm() {
     let second = Event::CreateIssued {
         at: at(2),
         others: true,
@@ -132,7 +132,7 @@ fn a_refusal_ends_the_create_that_it_answers_and_no_other() {
 }
 
 #[test]
-fn a_vm_that_is_known_is_never_created_and_one_that_may_exist_is_never_forgotten() {
+fn known_and_possible_vms_are_never_forgotten() {
     for state in states() {
         for (name, event) in events() {
             let Some(next) = state.after(event) else {

@@ -131,7 +131,7 @@ fn key(name: &str) -> NamespacedName {
 
 /// CTL-LM-00, CLI-LM-00
 #[test]
-fn a_vm_without_a_machine_is_an_orphan_when_two_lists_far_enough_apart_have_it() {
+fn a_vm_without_a_machine_is_an_orphan_after_two_distant_lists() {
     let (mut passes, live) = (passes(), live(vec![]));
     let vms = [vm("n", "m")];
     for seconds in [0, 1, 599] {
@@ -178,7 +178,7 @@ fn a_pass_that_lacks_a_list_forgets_nothing() {
 }
 
 #[test]
-fn a_vm_is_owned_by_the_machine_that_has_its_id_or_its_identity_wherever_it_is() {
+fn a_vm_belongs_to_a_machine_with_its_id_or_identity_in_any_namespace() {
     let elsewhere = |change: fn(&mut LiveMachine)| {
         let mut machine = machine("other", "other", None);
         machine.key = NamespacedName::new("other", machine.key.name());
@@ -311,7 +311,7 @@ fn a_vm_of_a_cluster_that_is_not_here_is_left_alone_and_counted_anew() {
 }
 
 #[test]
-fn nothing_is_concluded_while_a_cluster_is_paused_or_moved_and_counting_begins_anew() {
+fn a_pause_or_move_of_a_cluster_restarts_the_count_of_lists() {
     let marked =
         |key: &'static str| move |object: &mut Value| object["metadata"]["annotations"][key] = json!("");
     let moving = || {

@@ -38,7 +38,7 @@ fn adopt(plan: Plan) -> Adopt {
 }
 
 #[test]
-fn a_vm_is_looked_up_by_its_id_and_the_tags_that_it_carries_without_bootstrap_data() {
+fn an_adoption_looks_up_id_and_old_tags_without_bootstrap_data() {
     for world in [world(), world().without_bootstrap(), world().cluster_not_ready()] {
         let plan = world.plan(asked());
         assert_eq!(plan.required_policy_check(), RequiredPolicyCheck::Fresh);
@@ -53,7 +53,7 @@ fn a_vm_is_looked_up_by_its_id_and_the_tags_that_it_carries_without_bootstrap_da
 }
 
 #[test]
-fn adoption_records_driver_secret_and_the_state_that_the_administrator_gives() {
+fn an_adoption_records_driver_secret_and_the_given_state() {
     for (machine, secret) in [(asked(), None), (asked().secret("a"), Some("a"))] {
         let record = adopt(world().plan(machine)).record;
         let made = record.made_from.unwrap();
@@ -180,7 +180,7 @@ fn refresh(plan: Plan) -> Refresh {
 
 /// The process ended after the confirmation, or a move lost the status.
 #[test]
-fn a_vm_that_was_confirmed_before_is_looked_up_as_it_was_then_and_never_made() {
+fn a_confirmed_adoption_is_looked_up_as_recorded_and_never_created() {
     for machine in [
         confirmed(),
         confirmed().annotated(annotations::ADOPT, "broken"),
@@ -227,7 +227,7 @@ fn an_adopted_vm_is_up_to_date_by_its_old_tags() {
 /// Until the update is recorded, every call uses the old tags, which the VM may still have. A VM with another
 /// machine's identity keeps it.
 #[test]
-fn an_adopted_vm_gets_the_identity_that_it_lacks_where_the_driver_can_add_it() {
+fn an_adopted_vm_without_an_identity_gets_one_if_the_driver_can_add_it() {
     let with_identity = |identity: &str| {
         let mut spec = old_spec(&json!({"size": "s"}));
         spec.0["tags"][tags::MACHINE] = json!(identity);
@@ -284,7 +284,7 @@ fn an_adopted_vm_whose_tags_cannot_be_told_is_not_changed() {
 }
 
 #[test]
-fn a_vm_that_was_never_confirmed_is_left_alone_when_its_machine_is_deleted() {
+fn deleting_a_machine_keeps_a_vm_whose_adoption_was_not_confirmed() {
     let released = |plan: Plan| {
         matches!(
             plan,
@@ -303,7 +303,7 @@ fn a_vm_that_was_never_confirmed_is_left_alone_when_its_machine_is_deleted() {
 
 /// Uses the name and the tags of the machine's own VM, and ignores an id that was never confirmed.
 #[test]
-fn what_a_create_may_have_made_is_deleted_though_an_adoption_was_asked_for_since() {
+fn a_pending_create_is_deleted_despite_a_later_adoption_request() {
     let deletion = |machine: MachineFixture| match world().plan(machine.deleted_at(now())) {
         Plan::CallDriver(DriverPlan::Delete(delete)) => *delete,
         other => panic!("expected a deletion, got {other:?}"),

@@ -28,7 +28,7 @@ fn a_vm_is_deleted_with_the_spec_that_it_was_made_from() {
 }
 
 #[test]
-fn a_deletion_needs_neither_owner_nor_cluster_nor_bootstrap_data_nor_a_valid_spec() {
+fn a_deletion_needs_no_owner_cluster_bootstrap_data_or_valid_spec() {
     let world = world()
         .without_owner()
         .without_cluster()
@@ -215,7 +215,7 @@ fn the_guests_time_runs_from_when_the_driver_accepted_to_shut_it_down() {
 
 /// Otherwise, a driver whose shut-down never works would keep every VM forever.
 #[test]
-fn after_the_guests_time_and_four_failures_in_a_row_a_shut_down_has_its_last_try() {
+fn a_shut_down_has_its_last_try_after_its_time_and_four_failures() {
     let last_try = |seconds, failures, fixture| {
         let world = world().seconds_later(seconds).failed_to_shut_down(failures);
         delete(world.plan(fixture)).shut_down.unwrap().last_try
@@ -258,7 +258,7 @@ fn known_beside(seconds: i64) -> MachineFixture {
 
 /// A cancelled call may continue in the back end.
 #[test]
-fn after_a_create_that_was_never_answered_an_absent_vm_is_looked_for_until_it_cannot_be_made_any_more() {
+fn a_deletion_waits_until_an_unanswered_create_can_make_no_vm() {
     let pending_create = |world: World, fixture| delete(world.plan(fixture)).pending_create;
     let left = |world: World, fixture| {
         pending_create(world, fixture).map(|pending_create| pending_create.left.as_secs())
@@ -322,7 +322,7 @@ proptest::proptest! {
     /// With any clocks, a deletion waits at most for the settle time. It does not wait after any clock has
     /// seen the settle time pass. It waits at least as long as a correct clock requires.
     #[test]
-    fn the_wait_for_a_create_is_never_longer_than_its_time_and_never_ends_before_it(
+    fn the_wait_for_a_pending_create_is_exact_with_any_clocks(
         issued_at in -100i64..100, seen_at in -200i64..900, absent in proptest::option::of(0u64..100),
     ) {
         let world = world().seconds_later(seen_at);
@@ -351,7 +351,7 @@ fn another_vm_is_looked_for_only_where_a_create_may_have_made_one() {
 
 /// A disk may have been made before the refusal.
 #[test]
-fn what_a_refused_create_may_have_left_is_deleted_where_the_driver_is_there() {
+fn leftovers_of_a_refused_create_are_deleted_if_the_driver_exists() {
     let refused = || machine().recorded(VmState::Refused).deleted_at(now());
     let plan = delete(world().plan(refused()));
     assert!(plan.refused);

@@ -113,7 +113,7 @@ fn updated_in_place(fixture: MachineFixture) -> MachineFixture {
 }
 
 #[test]
-fn an_update_in_place_waits_until_this_provider_is_asked_for_the_spec_as_it_is_now() {
+fn an_in_place_update_waits_for_a_request_for_the_current_spec() {
     let requested = |generation: u32| {
         let request = format!("u-1/{generation}/requested");
         updated_in_place(larger()).annotated(annotations::IN_PLACE_UPDATE, &request)
@@ -147,7 +147,7 @@ fn an_update_in_place_waits_until_this_provider_is_asked_for_the_spec_as_it_is_n
 }
 
 #[test]
-fn an_update_in_place_that_changes_nothing_of_the_vm_is_reported_as_done_and_once() {
+fn an_in_place_update_without_a_change_is_reported_done_once() {
     let said = |word: &str| {
         let said = format!("u-1/2/{word}");
         world().plan(updated_in_place(machine().provisioned()).annotated(annotations::IN_PLACE_UPDATE, &said))
@@ -266,7 +266,7 @@ fn the_longer_a_vm_has_been_starting_the_rarer_it_is_asked_after() {
 
 /// The driver can list VMs but can't look up a VM, so two lists decide.
 #[test]
-fn a_driver_that_can_only_list_has_the_word_on_what_is_gone_and_what_is_back() {
+fn without_a_look_up_lists_decide_which_vms_vanished_or_returned() {
     let world = world().not_offering(Operation::GetMachineStatus).refresh();
     let id: ProviderId = "sim://1".parse().unwrap();
     assert_eq!(world.plan(machine().provisioned()), Outcome::Vanished(id.clone()));
@@ -289,7 +289,7 @@ fn a_driver_that_can_only_list_has_the_word_on_what_is_gone_and_what_is_back() {
 }
 
 #[test]
-fn what_keeps_the_driver_from_being_called_is_not_said_of_a_vm_that_was_ready() {
+fn obstacles_to_a_call_do_not_affect_ready_of_a_provisioned_vm() {
     assert_eq!(
         reason_of(world().driver_not_configured().plan(machine().provisioned())),
         (conditions::DRIVER_REACHABLE, reason::DRIVER_NOT_CONFIGURED)
@@ -303,7 +303,7 @@ fn what_keeps_the_driver_from_being_called_is_not_said_of_a_vm_that_was_ready() 
 
 /// CMI-37: a plugin may declare calls that it does not support.
 #[test]
-fn a_look_up_that_the_driver_answered_not_to_offer_is_not_asked_for_again() {
+fn an_unimplemented_look_up_is_not_called_again() {
     let lacking = || world().unable_to(Operation::GetMachineStatus, 0);
     let starting = || machine().provisioned().power("Starting");
     assert_eq!(lacking().plan(starting()), kept(true, None));
@@ -321,7 +321,7 @@ fn a_look_up_that_the_driver_answered_not_to_offer_is_not_asked_for_again() {
 
 /// CMI-37
 #[test]
-fn a_vm_is_not_asked_after_for_an_initialization_that_the_driver_does_not_offer() {
+fn an_unimplemented_initialization_causes_no_look_up() {
     let uninitialized = || {
         machine().provisioned().condition(
             conditions::VIRTUAL_MACHINE_INITIALIZED,
@@ -344,7 +344,7 @@ fn a_vm_is_not_asked_after_for_an_initialization_that_the_driver_does_not_offer(
 }
 
 #[test]
-fn a_suspicion_that_the_driver_could_not_answer_waits_and_is_not_forgotten() {
+fn an_unanswered_suspicion_is_kept_during_the_wait() {
     let waiting = world()
         .with_unanswered()
         .remembering(30)

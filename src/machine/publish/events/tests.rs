@@ -274,7 +274,7 @@ fn an_end_is_said_and_one_by_force_says_what_may_be_left() {
 }
 
 #[test]
-fn an_event_is_about_the_status_before_and_a_machine_without_one_is_all_news() {
+fn an_event_compares_with_the_status_before() {
     let mut before = machine().build();
     before.status = Some(InfraMachineStatus::default());
     let outcome = failed(Call::Create, Code::Unknown);

@@ -127,7 +127,7 @@ async fn a_start_looks_at_everything_once_and_at_so_many_at_a_time() {
 
 /// The running reconcile may have missed the change.
 #[tokio::test(start_paused = true)]
-async fn an_object_is_reconciled_once_more_when_it_was_asked_for_meanwhile_and_never_twice_at_once() {
+async fn a_change_during_a_reconcile_leads_to_one_more_and_never_in_parallel() {
     let cache = machines(&["a"]);
     let (seen, queue) = (Seen::new(0), WorkQueue::default());
     let controller = Controller::new(&cache, &queue, 8);
@@ -148,7 +148,7 @@ async fn an_object_is_reconciled_once_more_when_it_was_asked_for_meanwhile_and_n
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_object_is_reconciled_again_when_it_asked_for_it_and_sooner_when_it_changes() {
+async fn an_object_is_reconciled_at_its_requeue_time_or_at_a_change() {
     let cache = machines(&["again"]);
     let (seen, queue) = (Seen::new(100), WorkQueue::default());
     let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);

@@ -186,7 +186,7 @@ fn settled() -> Watched {
 
 /// Otherwise a reverted restart would be retried immediately, for ever.
 #[tokio::test]
-async fn the_record_of_its_restarts_wakes_no_remediation_and_what_others_write_does() {
+async fn a_remediation_wakes_for_changes_other_than_its_own_record() {
     let watched = watched();
     let queue = WorkQueue::default();
     let mut received = queue.receive();
@@ -236,7 +236,7 @@ async fn the_state_that_a_driver_wants_back_wakes_no_reconcile() {
 
 /// Otherwise hanging drivers would block the drains of others.
 #[tokio::test]
-async fn whatever_calls_a_driver_has_a_worker_for_each_of_its_permits_besides_its_own() {
+async fn each_driver_permit_adds_a_worker_to_controllers_that_call_drivers() {
     let controllers = watched().controllers;
     let counts = controllers.worker_counts();
     assert_eq!((counts.machines, counts.clusters, counts.templates), (2, 2, 2));
@@ -246,7 +246,7 @@ async fn whatever_calls_a_driver_has_a_worker_for_each_of_its_permits_besides_it
 /// An object that is enqueued before the list is complete would be read in its old version, and not enqueued
 /// again.
 #[tokio::test]
-async fn what_a_list_brings_wakes_when_it_is_complete_also_after_one_that_broke_off() {
+async fn only_a_complete_list_wakes_its_objects() {
     let mut watched = settled();
     let deleted = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}});
     for _ in 0..2 {
@@ -287,7 +287,7 @@ async fn a_cluster_that_goes_away_wakes_all_that_belonged_to_it() {
 
 /// The machines publish why the InfraCluster is not provisioned, and no other part of it.
 #[tokio::test]
-async fn an_infra_cluster_wakes_its_machines_when_it_says_another_reason_why_it_is_not_provisioned() {
+async fn a_new_reason_of_an_unprovisioned_infra_cluster_wakes_its_machines() {
     let mut watched = settled();
     let infra_cluster = |version: u32, reason: &str, message: &str, provisioned: bool| {
         let owner = json!({
@@ -324,7 +324,7 @@ async fn an_infra_cluster_wakes_its_machines_when_it_says_another_reason_why_it_
 }
 
 #[tokio::test]
-async fn a_machine_that_comes_or_goes_wakes_its_infra_machine_and_its_status_alone_does_not() {
+async fn new_and_deleted_machines_wake_their_infra_machines() {
     let mut watched = settled();
     let woken = set(["machine m"]);
     assert_eq!(watched.machine(&Event::Apply(machine("m", 1, &json!({})))), woken);
@@ -364,7 +364,7 @@ async fn a_machine_that_went_away_unseen_is_forgotten() {
 
 /// If a driver does not list its VMs, only the Node shows that a VM is back.
 #[tokio::test]
-async fn a_node_that_reports_again_is_a_reason_to_ask_about_a_vm_that_was_found_to_be_gone() {
+async fn a_healthy_node_hints_that_a_vanished_vm_is_back() {
     let healthy =
         json!({"nodeRef": {"name": "n"}, "conditions": [{"type": "NodeHealthy", "status": "True"}]});
     let silent = json!({"nodeRef": {"name": "n"}});
@@ -436,7 +436,7 @@ async fn a_machine_that_is_gone_stands_in_no_queue() {
 /// A machine that was refused because of the driver's capabilities was never sent to the driver, and its
 /// status has no driver name.
 #[tokio::test]
-async fn a_driver_that_says_something_else_is_news_for_the_machines_that_it_has_not_made_too() {
+async fn changed_capabilities_wake_all_machines_that_the_driver_may_serve() {
     let mut watched = settled();
     let record = existing("ns/made/u", &json!({"driver": "pool", "providerSpec": {}}));
     let made =
@@ -451,7 +451,7 @@ async fn a_driver_that_says_something_else_is_news_for_the_machines_that_it_has_
 /// INI-05: the last missing precondition of a removal enqueues the Node, also a Node that came back before
 /// the taint could be removed.
 #[tokio::test]
-async fn a_node_is_looked_at_when_it_was_found_or_came_back_and_when_its_machine_or_cluster_changes() {
+async fn each_precondition_of_a_taint_removal_enqueues_the_node() {
     let mut watched = watched();
     let infra = |version, ready: &str, removed: Option<&str>| -> Event<DeserializeGuard<InfraMachine>> {
         let done = removed.map(|_| {

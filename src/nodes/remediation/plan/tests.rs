@@ -142,7 +142,7 @@ fn replaced_for(reason: &str) -> (RemediationPhase, String, bool) {
 }
 
 #[test]
-fn a_vm_is_restarted_so_often_each_time_when_its_node_has_had_its_time_and_then_left_to_the_owner() {
+fn a_vm_is_restarted_up_to_the_limit_and_then_left_to_its_owner() {
     let count = |plan: Plan| match plan {
         Plan::Restart(restart) => Some((
             restart.before.count,
@@ -171,7 +171,7 @@ fn a_vm_is_restarted_so_often_each_time_when_its_node_has_had_its_time_and_then_
 
 /// After a crash or a move right after the record: the restart counts, whether or not it was made.
 #[test]
-fn a_restart_that_is_written_down_and_not_shown_gets_its_time_and_is_shown() {
+fn an_unpublished_restart_gets_its_time_and_is_published() {
     let unshown = world().restarted(1, CREATED);
     let (phase, reason, _) = unshown.outcome(CREATED + 1);
     assert_eq!(
@@ -191,7 +191,7 @@ fn a_restart_that_is_written_down_and_not_shown_gets_its_time_and_is_shown() {
 /// Possible causes: the clock was set back, a move came from a host whose clock is ahead, or a user set the
 /// annotation.
 #[test]
-fn a_restart_that_is_recorded_for_later_counts_and_gives_its_node_no_time() {
+fn a_restart_recorded_in_the_future_counts_without_a_wait_for_its_node() {
     for ahead in [31, 1_000_000, 253_402_000_000 - CREATED] {
         match world().restarted(1, CREATED + ahead).plan(CREATED) {
             Plan::Restart(restart) => assert_eq!(restart.record.count, 2),
@@ -211,7 +211,7 @@ fn a_restart_that_is_recorded_for_later_counts_and_gives_its_node_no_time() {
 
 /// Otherwise each remediation would have its own limit of restarts.
 #[test]
-fn of_the_remediations_of_a_machine_only_the_one_of_its_name_restarts_its_vm() {
+fn only_the_remediation_with_the_machines_name_restarts_its_vm() {
     let mut second = world();
     second.remediation.metadata.name = Some("n".to_owned());
     assert!(matches!(world().plan(CREATED), Plan::Restart(_)));
@@ -288,7 +288,7 @@ fn nothing_is_done_for_what_goes_or_is_well_or_is_replaced_already() {
 
 /// Only VMs that this provider created, and that are provisioned.
 #[test]
-fn what_has_no_vm_of_its_own_is_not_restarted_and_is_left_to_its_owner_after_a_while() {
+fn a_machine_without_its_own_vm_is_left_to_its_owner_after_a_while() {
     let mut worlds = [world(), world(), world(), world(), world(), world()];
     worlds[0].infra = None;
     worlds[1].infra.as_mut().unwrap().spec.provider_id = None;
@@ -324,7 +324,7 @@ fn what_has_no_vm_of_its_own_is_not_restarted_and_is_left_to_its_owner_after_a_w
 }
 
 #[test]
-fn a_driver_that_cannot_restart_leaves_the_machine_to_its_owner_and_one_that_is_away_does_not() {
+fn only_a_driver_without_restarts_leaves_the_machine_to_its_owner() {
     let of = |driver: fn() -> _| World { driver, ..world() };
     let now = CREATED + 1;
     assert_eq!(
@@ -407,7 +407,7 @@ fn the_time_of_a_node_begins_anew_when_a_pause_ends() {
 /// `clusterctl move` creates the remediation again without the MachineHealthCheck's condition, so the health
 /// of the Node decides.
 #[test]
-fn after_a_move_a_machine_whose_node_is_healthy_is_neither_restarted_nor_replaced() {
+fn after_a_move_a_machine_with_a_healthy_node_is_left_alone() {
     let (moved, end) = (CREATED + 100, CREATED + 100 + TIMEOUT);
     for count in [0, 1, LIMIT] {
         let mut world = with_conditions(world().restarted(count, CREATED), None, Some(CREATED + 50));
@@ -426,7 +426,7 @@ fn after_a_move_a_machine_whose_node_is_healthy_is_neither_restarted_nor_replace
 
 /// The VM to adopt may run as a Node, and a replacement of its Machine would drain the Node.
 #[test]
-fn a_machine_that_waits_for_an_adoption_is_not_replaced_however_long_that_takes() {
+fn a_machine_that_waits_for_its_adoption_is_never_replaced() {
     let mut world = world();
     let annotations = [(annotations::ADOPT.to_owned(), "{}".to_owned())];
     world.infra.as_mut().unwrap().metadata.annotations = Some(annotations.into());

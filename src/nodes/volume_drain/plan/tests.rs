@@ -98,7 +98,7 @@ fn pods_are_evicted_while_cluster_api_waits_for_the_hook_and_not_before() {
 
 /// v1.11 to v1.13 lack the field.
 #[test]
-fn a_cluster_api_that_says_by_a_condition_alone_that_it_waits_for_the_hook_has_pods_evicted_and_goes_on() {
+fn pods_are_evicted_for_a_cluster_api_that_only_sets_the_condition() {
     let says = |condition: Value, timeout: u32| {
         Seen::with(|seen| {
             seen.live["status"]["deletion"] = json!({"nodeDrainStartTime": null});
@@ -127,7 +127,7 @@ fn a_cluster_api_that_says_by_a_condition_alone_that_it_waits_for_the_hook_has_p
 }
 
 #[test]
-fn the_hook_is_set_where_it_is_asked_for_and_never_on_a_machine_that_is_deleted() {
+fn the_hook_is_set_on_request_and_never_during_a_deletion() {
     let bare = |seen: &mut Seen| seen.machine.metadata.annotations = None;
     let alive = |seen: &mut Seen| seen.machine.metadata.deletion_timestamp = None;
     assert_eq!(Seen::with(bare).plan(), "nothing");
@@ -210,7 +210,7 @@ fn nothing_is_done_that_is_paused() {
 }
 
 #[test]
-fn the_volumes_of_a_pod_are_waited_for_no_longer_than_cluster_api_waits_for_those_of_the_node() {
+fn the_wait_for_volumes_never_exceeds_the_nodes_detach_timeout() {
     let limited = |seconds: u32| {
         Seen::with(|seen| seen.live["spec"]["deletion"]["nodeVolumeDetachTimeoutSeconds"] = json!(seconds))
     };
@@ -221,7 +221,7 @@ fn the_volumes_of_a_pod_are_waited_for_no_longer_than_cluster_api_waits_for_thos
 
 /// With any cause of a delay: a budget, a dead workload cluster, or a driver.
 #[test]
-fn the_hook_goes_after_the_nodes_drain_timeout_or_two_hours_and_sooner_in_an_outage() {
+fn the_hook_ends_after_the_drain_timeout_two_hours_or_an_outage() {
     let limited = |seconds: u32| {
         Seen::with(|seen| seen.live["spec"]["deletion"]["nodeDrainTimeoutSeconds"] = json!(seconds))
     };

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_daemon_sets_static_ones_and_those_that_cluster_api_skips_are_left_alone() {
+    fn daemon_set_static_and_skipped_pods_are_excluded() {
         for (path, value) in [
             (
                 "ownerReferences",

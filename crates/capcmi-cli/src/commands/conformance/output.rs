@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_that_never_begins_leaves_the_report_of_the_one_before_and_no_empty_one() {
+    fn a_run_that_does_not_start_keeps_the_previous_report() {
         let folder = tempfile::tempdir().unwrap();
         let (old, new) = (folder.path().join("old.xml"), folder.path().join("new.xml"));
         fs::write(&old, "a report of before").unwrap();

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn every_health_check_is_named_with_what_to_do_and_one_line_says_that_they_are_not_known() {
+    fn health_checks_are_printed_with_commands_or_as_unknown() {
         assert_eq!(printed(&HealthChecks::Known(Vec::new())), "");
         let check = |name: &str| HealthCheck {
             name: name.to_owned(),

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_a_large_fleet_is_read_as_one_list_or_as_a_document_for_each_machine() {
+    fn large_fleets_are_read_from_a_list_or_from_many_documents() {
         let machine = "{kind: Machine, apiVersion: machine.sapcloud.io/v1alpha1, metadata: {name: m}}";
         let of_list = format!("items:\n{}", format!("- {machine}\n").repeat(30_000));
         assert_eq!(machines(&of_list), 30_000);

@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_updated_in_place_without_an_extension_or_with_the_strategy_on_delete() {
+    fn in_place_updates_need_one_extension_and_a_rolling_update() {
         for gathered in [
             gathered("RollingUpdate", Some(0)),
             gathered("RollingUpdate", Some(2)),
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_of_core_that_is_off_replaces_all_and_one_that_is_unknown_is_said_to_be_assumed_on() {
+    fn a_disabled_core_gate_replaces_all_and_an_unknown_one_counts_as_on() {
         let mut off = gathered("RollingUpdate", Some(2));
         off.core_gate = CoreGate::Off("InPlaceUpdates");
         let acted = actions(&off);

@@ -149,7 +149,7 @@ fn a_machine_that_is_being_deleted_is_refused_unless_it_was_released() {
 }
 
 #[test]
-fn what_machine_controller_manager_does_not_know_or_another_has_made_is_refused() {
+fn undo_refuses_foreign_and_later_objects_and_missing_originals() {
     let migration = migration();
     let remains = MigratedObjects {
         foreign: vec!["InfraMachine m1".to_owned()],

@@ -83,7 +83,7 @@ fn faults() -> Vec<(&'static str, Reply, Code)> {
 
 /// DRV-30, CMI-15
 #[tokio::test]
-async fn a_broken_answer_is_unavailable_and_one_that_makes_no_sense_is_internal() {
+async fn broken_answers_are_unavailable_and_invalid_answers_are_internal() {
     let plugin = Plugin::start();
     let driver = driver(&plugin);
     for (fault, reply, code) in faults() {
@@ -100,7 +100,7 @@ async fn a_broken_answer_is_unavailable_and_one_that_makes_no_sense_is_internal(
 
 /// CLI-CR-04, CLI-GS-04, CMI-20
 #[tokio::test]
-async fn a_plugin_that_hangs_is_told_how_long_it_has_and_then_that_the_call_is_over() {
+async fn a_hanging_plugin_gets_the_deadline_and_then_a_cancellation() {
     let plugin = Plugin::start();
     let driver = hasty_driver(&plugin);
     plugin.answers("CreateMachine", Reply::raw(vec![]).ending(CallEnd::Never));
@@ -127,7 +127,7 @@ async fn an_answer_that_does_not_end_is_deadline_exceeded() {
 
 /// grpc-go resets a stream when its deadline passes, and may be faster than the client's own clock.
 #[tokio::test]
-async fn a_stream_that_the_plugin_resets_at_its_deadline_is_deadline_exceeded_and_no_lost_connection() {
+async fn a_stream_reset_at_the_deadline_is_deadline_exceeded() {
     let plugin = Plugin::start();
     let driver = hasty_driver(&plugin);
     // The look-up gets nine tenths of the time.
@@ -144,7 +144,7 @@ async fn a_stream_that_the_plugin_resets_at_its_deadline_is_deadline_exceeded_an
 
 /// A server that stops, or has as many streams as it takes. After such a create no VM is looked for.
 #[tokio::test]
-async fn a_call_that_the_plugin_refuses_in_http2_never_reached_it_and_one_that_it_resets_may_have() {
+async fn a_refused_http2_stream_was_never_sent_and_a_reset_one_may_have_been() {
     let plugin = Plugin::start();
     let driver = driver(&plugin);
     for (ending, is_never_sent) in [(CallEnd::Refused, true), (CallEnd::Reset, false)] {
@@ -173,7 +173,7 @@ async fn a_call_whose_caller_no_longer_waits_is_cancelled_at_the_plugin() {
 
 /// CLI-CR-14
 #[tokio::test]
-async fn a_plugin_that_dies_in_the_middle_of_a_create_is_unavailable_until_it_is_back() {
+async fn a_plugin_that_dies_during_a_create_is_unavailable_until_it_is_back() {
     let mut plugin = Plugin::start();
     let driver = Arc::new(driver(&plugin));
     plugin.answers("CreateMachine", Reply::raw(vec![]).ending(CallEnd::Never));
@@ -203,7 +203,7 @@ async fn a_plugin_that_dies_in_the_middle_of_a_create_is_unavailable_until_it_is
 
 /// A rolling update of the plugin costs no call.
 #[tokio::test]
-async fn a_plugin_that_is_asked_to_end_ends_what_it_has_begun_and_its_successor_is_called() {
+async fn a_retiring_plugin_finishes_its_call_and_its_successor_takes_over() {
     let (mut old, successor) = (Plugin::start(), Plugin::absent());
     let driver = Arc::new(driver(&old));
     let machine = Reply::ok(&machine());

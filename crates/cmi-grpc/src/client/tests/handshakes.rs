@@ -18,7 +18,7 @@ const HANDSHAKE: [&str; 4] = [
 
 /// CMI-153, CMI-169
 #[tokio::test]
-async fn every_connection_begins_with_the_identity_calls_in_the_order_of_the_specification() {
+async fn each_connection_starts_with_the_identity_calls_in_order() {
     let mut plugin = Plugin::start();
     let driver = driver(&plugin);
     assert_eq!(
@@ -43,7 +43,7 @@ async fn every_connection_begins_with_the_identity_calls_in_the_order_of_the_spe
 
 /// CMI-37
 #[tokio::test]
-async fn a_plugin_that_restarts_with_other_capabilities_is_not_asked_for_what_it_lost() {
+async fn a_restarted_plugin_gets_no_call_that_it_no_longer_offers() {
     let mut plugin = Plugin::start();
     let driver = driver(&plugin);
     assert!(
@@ -187,7 +187,7 @@ async fn unimplemented_counts_only_while_the_plugin_says_its_name() {
 /// Some HTTP servers answer 404 for an unregistered service: Go's, and servers that mix gRPC with other
 /// content.
 #[tokio::test]
-async fn a_plugin_whose_server_has_no_page_for_the_extension_is_used_without_it() {
+async fn a_plugin_that_answers_404_for_the_extension_is_used_without_it() {
     let plugin = Plugin::start();
     plugin.answers("GetExtensionCapabilities", html(404));
     let driver = driver(&plugin);
@@ -256,7 +256,7 @@ async fn a_plugin_that_is_not_ready_or_not_healthy_is_not_asked_about_machines()
 /// CMI-68, CMI-72, CMI-74: any code except for UNIMPLEMENTED means that the plugin is unhealthy. The client
 /// then makes no calls until the plugin reports otherwise, even right after the handshake.
 #[tokio::test]
-async fn a_probe_that_is_refused_with_any_code_means_not_healthy_on_a_new_connection_as_on_an_old_one() {
+async fn a_failed_probe_means_unhealthy_also_on_a_new_connection() {
     let refusing = || (1..=16).filter(|code| *code != 12);
     for code in refusing() {
         let mut plugin = Plugin::start();
@@ -338,7 +338,7 @@ async fn calls_that_wait_for_a_connection_share_it() {
 
 /// Behind a proxy, a plugin is replaced without a connection being lost.
 #[tokio::test]
-async fn a_plugin_is_asked_again_what_it_is_after_a_while_and_counts_as_another_only_if_it_is() {
+async fn a_plugin_that_answers_differently_starts_a_new_generation() {
     let plugin = Plugin::start();
     let driver = driver(&plugin);
     let declared = driver.get_plugin_capabilities().await.unwrap();

@@ -197,7 +197,7 @@ async fn a_provider_that_the_plugin_does_not_know_is_unavailable_and_says_why() 
 
 /// The error names the missing flag instead of `CertificateRequired` or a broken pipe.
 #[tokio::test]
-async fn a_certificate_that_the_plugin_asks_for_and_was_not_given_is_named_with_its_flags() {
+async fn a_missing_client_certificate_is_named_with_its_flags() {
     let authority = Authority::new();
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
         let secured = Secured::start_with(&authority, &[version]).await;
@@ -225,7 +225,7 @@ async fn a_certificate_that_the_plugin_asks_for_and_was_not_given_is_named_with_
 }
 
 #[tokio::test]
-async fn files_that_change_are_used_from_the_next_probe_on_and_broken_ones_are_not() {
+async fn changed_certificate_files_apply_from_the_next_probe_if_valid() {
     let authority = Authority::new();
     let secured = Secured::start(&authority).await;
     let (files, first) = Files::new(&authority);

@@ -388,7 +388,7 @@ fn a_page_has_no_negative_size() {
 
 /// CMI-28, CMI-30: the caller must fix a broken request, and the plugin a broken response.
 #[test]
-fn a_broken_rule_is_invalid_argument_in_a_request_and_internal_in_a_response() {
+fn broken_requests_are_invalid_argument_and_responses_internal() {
     let mut request = create();
     request.machine_name.clear();
     let error = CreateMachineRequest::try_from(request).unwrap_err();

@@ -186,7 +186,7 @@ def test_when_all_zones_are_full_the_class_is(zones: Zones) -> None:
     assert zones.create().code == "OK"
 
 
-def test_a_full_zone_before_one_that_does_not_offer_the_type_is_a_want_of_room(zones: Zones) -> None:
+def test_a_full_zone_before_a_zone_without_the_type_is_exhausted(zones: Zones) -> None:
     """DRV-CR-08: INVALID_ARGUMENT would give the machine up, and room comes back."""
     zones.create(FULL)
     refused = zones.create(NOT_OFFERED)
@@ -195,7 +195,7 @@ def test_a_full_zone_before_one_that_does_not_offer_the_type_is_a_want_of_room(z
     assert zones.create().code == "OK"
 
 
-def test_a_full_zone_after_one_that_does_not_offer_the_type_is_a_want_of_room(zones: Zones) -> None:
+def test_a_full_zone_after_a_zone_without_the_type_is_exhausted(zones: Zones) -> None:
     """The zone that will never do is passed over in the same call."""
     refused = zones.create(NOT_OFFERED, FULL)
     assert refused.code == "RESOURCE_EXHAUSTED"
@@ -314,9 +314,7 @@ def test_an_instance_that_is_described_in_part_is_internal_to_every_call(
     assert not cloud.instances(cluster)
 
 
-def test_a_vm_that_its_owner_protects_is_neither_stopped_nor_deleted_and_can_be_read_and_adopted(
-    plugin: Plugin, cloud: Cloud, cluster: str
-) -> None:
+def test_a_protected_vm_is_readable_and_neither_stopped_nor_deleted(plugin: Plugin, cloud: Cloud, cluster: str) -> None:
     """DRV-DE-09, PLG-SD-09: until the protection is taken back."""
     spec = cloud.spec(cluster)
     made = plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec).response

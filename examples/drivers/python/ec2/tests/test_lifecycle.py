@@ -134,7 +134,7 @@ def test_a_vm_that_gets_its_profile_later_is_adopted(
     assert plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec).code == "OK"
 
 
-def test_groups_and_profile_that_the_owner_changed_keep_no_vm_from_its_update(
+def test_groups_changed_by_the_owner_do_not_prevent_an_update(
     plugin: Plugin, cloud: Cloud, cluster: str, access: dict[str, Any]
 ) -> None:
     made = plugin.CreateMachine(MachineName="m-1", ProviderSpec=cloud.spec(cluster)).response

@@ -149,7 +149,7 @@ def test_it_is_ready_once_its_authorities_are_there(start: Process, cloud: Cloud
         assert plugin.Probe().response.ready.value is False
 
 
-def test_probe_is_answered_while_as_many_calls_as_the_provider_makes_wait_for_ec2(
+def test_probe_is_answered_while_32_calls_wait_for_ec2(
     start: Process, cloud: Cloud, cluster: str, tmp_path: Path
 ) -> None:
     """CMI-64: 32 calls, the provider's default, at an EC2 that takes connections and says nothing."""
@@ -241,7 +241,7 @@ def test_with_tls_only_a_client_with_a_certificate_is_served(start: Process, tmp
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-def test_the_certificates_that_the_documentation_makes_are_good_for_both_sides(start: Process, tmp_path: Path) -> None:
+def test_documented_certificates_work_for_client_and_server(start: Process, tmp_path: Path) -> None:
     """With a kubectl that writes the Secrets into folders."""
     page = (FOLDER.parents[3] / "docs/drivers/deployment.md").read_text()
     commands = page.split("<!-- tested: certificates -->")[1].split("```sh\n")[1].split("```")[0]

@@ -102,7 +102,7 @@ def test_an_image_or_subnet_that_there_is_not_is_invalid(plugin: Plugin, cloud: 
 
 
 @pytest.mark.parametrize("size", [1, 99999])
-def test_a_root_volume_that_there_is_not_is_out_of_range_and_keeps_nothing_from_going(
+def test_an_impossible_root_volume_is_out_of_range_and_deletable(
     plugin: Plugin, cloud: Cloud, cluster: str, size: int
 ) -> None:
     """DRV-CR-11, DRV-19: smaller than the image, and larger than any volume."""

@@ -109,7 +109,7 @@ def test_a_machine_of_many_lives_gets_other_tokens(plugin: Plugin, cloud: Cloud,
     assert calls.tokens[-1] not in tried
 
 
-def test_a_lost_create_with_other_bootstrap_data_waits_until_its_vm_is_seen(
+def test_a_lost_create_with_new_bootstrap_data_waits_for_its_vm(
     plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls, blind: Fault
 ) -> None:
     """Bootstrap data has a token of its own that is renewed; EC2 takes that for another request."""
@@ -124,7 +124,7 @@ def test_a_lost_create_with_other_bootstrap_data_waits_until_its_vm_is_seen(
     assert len(cloud.instances(cluster)) == 1
 
 
-def test_a_vm_that_is_seen_only_after_its_token_was_refused_is_adopted_if_it_fits(
+def test_a_vm_seen_after_its_token_was_refused_is_adopted_if_it_fits(
     plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls
 ) -> None:
     """DRV-CR-06, DRV-12: by its token, before it is found by its tags."""
