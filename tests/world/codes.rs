@@ -39,7 +39,7 @@ const REQUEUE: Duration = Duration::from_millis(110);
 /// lasts.
 const CREATE_SETTLE_TIME: Duration = Duration::from_mins(25);
 
-/// CTL-02, CTL-CR-01..CTL-CR-16, CLI-CR-01..CLI-CR-16, CMI-25, CMI-29, CMI-31, CMI-39, CMI-97
+/// CTL-02, CTL-CR-01..CTL-CR-16, CLI-CR-01..CLI-CR-16, CMI-25, CMI-29, CMI-31, CMI-35, CMI-39, CMI-97
 #[tokio::test(start_paused = true)]
 async fn every_code_of_create_follows_the_table() -> Result<()> {
     every_code_leads_to_its_row(Call::Create, None).await
