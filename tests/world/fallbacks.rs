@@ -334,7 +334,7 @@ async fn an_eventually_consistent_cloud_gets_one_vm_and_keeps_none() -> Result<(
     Ok(())
 }
 
-/// CTL-01, CTL-03: the state in a driver's answer or error is sent with the next call.
+/// CTL-01, CTL-03, CMI-86, CMI-104: the state in a driver's answer or error is sent with the next call.
 #[tokio::test(start_paused = true)]
 async fn the_last_known_state_is_kept_and_handed_back() -> Result<()> {
     let world = World::new("state").await?;
