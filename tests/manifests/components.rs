@@ -75,8 +75,8 @@ fn is_restricted(container: &Value) -> bool {
         && security["seccompProfile"]["type"] == "RuntimeDefault"
 }
 
-/// OPS-07, OPS-16, CMI-156, CMI-166, CMI-167, CMI-178: both containers of the Pod know the socket by
-/// the same path.
+/// OPS-07, OPS-16, CMI-156, CMI-166, CMI-167, CMI-178, CMI-191: both containers of the Pod know the socket
+/// by the same path.
 #[tokio::test]
 async fn a_sidecar_and_the_provider_meet_at_a_socket() -> Result<()> {
     let objects = composed(&["driver-sidecar"], IMAGE).await?;
