@@ -1123,7 +1123,8 @@ async fn an_interrupted_migration_continues_after_a_move_by_clusterctl() -> Resu
     left.cloud.holds(3).await.map(drop)
 }
 
-/// CTL-06: files, a class of the driver's own kind, a MachineSet and a Machine that nothing keeps.
+/// CTL-06, CTL-MG-00..CTL-MG-13: files with a class of the driver's own kind, a MachineSet, and a Machine
+/// without an owner.
 #[tokio::test]
 async fn files_with_a_driver_specific_class_migrate_without_a_deployment() -> Result<()> {
     let (left, _provider) = Left::new("migrate-files").await?;
@@ -1191,6 +1192,9 @@ async fn files_with_a_driver_specific_class_migrate_without_a_deployment() -> Re
         failed.contains("cannot convert SimulatedMachineClass small"),
         "{failed}"
     );
+    let mut failures = left.cloud.calls()?;
+    failures.retain(|call| call.code.as_deref() == Some("Internal"));
+    ensure!(failures.len() == 1, "the conversion was repeated: {failures:?}");
     ensure!(left.made()?.is_empty(), "{}", left.made()?);
     left.cloud.fail(json!([]))?;
     left.migrate(&flags)?.map_err(|error| anyhow!(error))?;
