@@ -18,7 +18,7 @@ fn pod<'a>(objects: &'a [Value], deployment: &str) -> Result<&'a Value> {
     Ok(&find(objects, "Deployment", deployment)?["spec"]["template"]["spec"])
 }
 
-/// The one of a name in a list of objects.
+/// The object with this name in a list.
 fn named<'a>(list: &'a Value, name: &str) -> Result<&'a Value> {
     let mut items = list.as_array().into_iter().flatten();
     items
@@ -52,7 +52,7 @@ fn driver(objects: &[Value]) -> Result<Value> {
     Ok(file["drivers"][0].clone())
 }
 
-/// What the binary says to a drivers file.
+/// Checks a drivers file with the binary.
 fn check(driver: &Value) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("drivers.yaml");
@@ -83,7 +83,7 @@ async fn a_sidecar_and_the_provider_meet_at_a_socket() -> Result<()> {
     let pod = pod(&objects, "capcmi-controller-manager")?;
     let sidecar = named(&pod["initContainers"], "driver")?;
     let manager = named(&pod["containers"], "manager")?;
-    // Kubernetes takes one that restarts for a sidecar: it is up before the manager and ends after it.
+    // An init container that restarts is a sidecar: it starts before the manager and ends after it.
     ensure!(sidecar["restartPolicy"] == "Always", "{sidecar}");
     ensure!(sidecar["image"] == "registry.example.com/my-driver:v0.1.0");
     ensure!(is_restricted(sidecar), "{sidecar}");
@@ -102,14 +102,14 @@ async fn a_sidecar_and_the_provider_meet_at_a_socket() -> Result<()> {
         );
     }
     ensure!(named(&pod["volumes"], "driver-socket")?["emptyDir"].is_object());
-    // What the manager had before, it still has.
+    // The manager keeps its other mounts.
     ensure!(mounted(manager, "drivers")? == Path::new("/etc/capcmi"));
     check(&entry)?;
     let deployment = find(&objects, "Deployment", "capcmi-controller-manager")?;
     would_take(std::slice::from_ref(deployment)).await
 }
 
-/// A driver has no business with the API server: what the provider may do is not the driver's to do.
+/// A driver has no access to the API server, and none of the provider's permissions.
 #[tokio::test]
 async fn the_token_of_the_provider_is_the_managers_alone() -> Result<()> {
     let objects = composed(&["driver-sidecar"], IMAGE).await?;

@@ -1,6 +1,7 @@
-//! From machine-controller-manager to Cluster API and back, with what comes with its Go module: definitions,
-//! the controllers of MachineDeployments and MachineSets, and the machine controller, which calls the
-//! simulated driver over CMI.
+//! Migrations from machine-controller-manager to Cluster API and back.
+//!
+//! The tests use its Go module: the definitions, the controllers of MachineDeployments and MachineSets, and
+//! the machine controller. The machine controller calls the simulated driver over CMI.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,16 +30,16 @@ use crate::support::provider::Replica;
 use crate::support::{Backing, Cloud, DEADLINE, Fleet, Provider, World};
 
 const GROUP: &str = "machine.sapcloud.io";
-/// What the back end asks for, and the Secrets of classes hold.
+/// The back end requires this token, and the Secrets of classes contain it.
 const TOKEN: &str = "canary-token-of-a-machine-class";
 
-/// A back end that refuses every call without the token. The Cluster has no credentials of its own.
+/// A back end that refuses every call without the token. The Cluster has no credentials.
 fn guarded() -> Value {
     json!({"credentials": {"token": TOKEN}, "disabledCalls": ["ListZones"]})
 }
 
-/// A namespace with a Cluster, and what machine-controller-manager has left: a MachineDeployment with two
-/// machines, whose VMs run and are Nodes.
+/// A namespace with a Cluster, and a MachineDeployment of machine-controller-manager. The VMs of its two
+/// machines run and are Nodes.
 struct Left {
     world: World,
     cloud: Cloud,
@@ -152,7 +153,7 @@ impl Left {
     async fn apply(&self, objects: Vec<Value>) -> Result<()> {
         let mut uids = BTreeMap::new();
         for mut object in objects {
-            // The garbage collector deletes what has an owner that is not there.
+            // The garbage collector deletes objects whose owner does not exist.
             for owner in object["metadata"]["ownerReferences"]
                 .as_array_mut()
                 .into_iter()
@@ -192,7 +193,7 @@ impl Left {
         Ok(command)
     }
 
-    /// What the command prints; its complaint, if it fails.
+    /// Runs the command, and returns its output or its error.
     fn migrate(&self, flags: &[&str]) -> Result<Result<String, String>> {
         let output = self
             .command(self.world.management.admin_kubeconfig(), flags)?
@@ -200,7 +201,7 @@ impl Left {
         Ok(printed(&output))
     }
 
-    /// What of Cluster API there is besides the Cluster.
+    /// The names of all objects of Cluster API except the Cluster.
     fn made(&self) -> Result<String> {
         let kinds = "machine.cluster.x-k8s.io,machineset.cluster.x-k8s.io,\
             machinedeployment.cluster.x-k8s.io,inframachine,inframachinetemplate";
@@ -236,7 +237,7 @@ async fn definitions(world: &World) -> Result<()> {
     .await
 }
 
-/// A namespace in which machine-controller-manager has made two machines of a MachineDeployment.
+/// A namespace with a MachineDeployment, whose two machines machine-controller-manager has created.
 struct Run {
     left: Left,
     plugin: Plugin,
@@ -267,7 +268,7 @@ impl Run {
         })
     }
 
-    /// The VMs are what they were, and none was made or deleted since.
+    /// No VM was created, changed or deleted since the start.
     fn untouched(&self) -> Result<()> {
         let vms = self.left.cloud.vms()?;
         ensure!(vms == self.vms, "{vms:?}");
@@ -336,7 +337,7 @@ impl Left {
         Ok(items)
     }
 
-    /// Runs the command without holding up what else runs in this process.
+    /// Runs the command without blocking other tasks.
     async fn run(&self, flags: &[&str]) -> Result<Result<String, String>> {
         let command = self.command(self.world.management.admin_kubeconfig(), flags)?;
         let output = tokio::process::Command::from(command).output().await?;
@@ -432,8 +433,8 @@ async fn machines_migrate_to_cluster_api_and_back_and_again() -> Result<()> {
     what_is_left_goes_without_the_vms_as_the_guide_says(run).await
 }
 
-/// With what the guide says to do after a migration, machine-controller-manager can come back, and Nodes can
-/// be deleted. A class that is left has it delete every VM.
+/// After the steps in the guide, machine-controller-manager can return, and Nodes can be deleted. If a class
+/// is left, machine-controller-manager deletes every VM.
 async fn what_is_left_goes_without_the_vms_as_the_guide_says(mut run: Run) -> Result<()> {
     let held = |node: &Node| node.finalizers().iter().any(|own| own == NODE_FINALIZER);
     let workload = run.left.world.management.workload().await?;
@@ -557,8 +558,8 @@ fn shell(world: &World, script: &str) -> Result<tokio::process::Command> {
     Ok(shell)
 }
 
-/// CTL-06: killed after every write, each time, and run again: it ends with nothing of the migration and with
-/// all VMs, and no migration goes on meanwhile. Then there is a migration again.
+/// CTL-06: the command is killed after each write, and run again. In the end all objects of the migration are
+/// gone and all VMs exist. Meanwhile no migration can start; afterwards one can.
 #[tokio::test]
 async fn the_way_back_that_is_cut_off_after_every_write_is_taken_up_again() -> Result<()> {
     let (left, _provider) = Left::new("undo-cut").await?;
@@ -583,7 +584,7 @@ async fn the_way_back_that_is_cut_off_after_every_write_is_taken_up_again() -> R
         let is_unmarked = left.theirs()? == before;
         match left.run(&[stopped[0], "--dry-run"]).await? {
             Err(error) if error.contains("unfinished --undo") => refused += 1,
-            // With the last of a class: nothing says any more that there was one.
+            // After the last object of a class, no mark of the migration is left.
             Ok(planned) => ensure!(is_unmarked || planned.contains("create"), "{planned}"),
             Err(other) => bail!("{other}"),
         }
@@ -633,7 +634,7 @@ async fn nothing_is_undone_where_a_machine_is_not_as_the_migration_has_left_it()
         left.world
             .kubectl(&["patch", &infra(&first), "--type=merge", "-p", &patch])
     };
-    // Its VM keeps what it has.
+    // A pause keeps the VM unchanged.
     patch(&json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": ""}}}))?;
     patch(&json!({"spec": {"providerSpec": {"tags": {"worker": "2"}}}}))?;
     let changed = undo().await?;
@@ -1010,8 +1011,8 @@ fn versions(world: &World) -> Result<String> {
     world.kubectl(&["get", kinds, "-o", columns])
 }
 
-/// CTL-06: killed after every write, each time, and run again: it ends where an undisturbed run does, and no
-/// machine is made or deleted on the way. A run that would make other templates for what is there is refused.
+/// CTL-06: the command is killed after each write, and run again. It ends as an undisturbed run does, and no
+/// machine is created or deleted. A run with other templates for existing objects is refused.
 #[tokio::test]
 async fn a_migration_that_is_cut_off_after_every_write_is_taken_up_again() -> Result<()> {
     let (left, _provider) = Left::new("migrate-cut").await?;
