@@ -16,5 +16,6 @@ mod limits;
 mod objects;
 mod policies;
 mod release;
+mod samples;
 mod schema;
 mod topology;
