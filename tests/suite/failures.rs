@@ -35,7 +35,7 @@ const FAILURES: [(&str, &str, &str); 37] = [
     ("capacity", "Another machine has found that there is no room", UP),
     (
         "invalid-spec",
-        "The spec does not fit the driver's schema: a size that there is not",
+        "The spec does not fit the driver's schema: an unknown size",
         UP,
     ),
     ("refused-spec", "The driver refuses the spec when it creates", UP),
@@ -77,7 +77,7 @@ const FAILURES: [(&str, &str, &str); 37] = [
     ("crashed", "The VM has crashed", THERE),
     (
         "not-updatable",
-        "The spec changes in what a living VM can't change",
+        "The spec changes a field that a running VM does not support",
         THERE,
     ),
     ("unreachable-up", "The driver can't be reached", THERE),
@@ -99,7 +99,7 @@ const FAILURES: [(&str, &str, &str); 37] = [
         "`clusterctl move` has marked the object and not removed it",
         DOWN,
     ),
-    ("force-deleted", "The object was let go by force", DOWN),
+    ("force-deleted", "The object was released by force", DOWN),
     (
         "infra-cluster-driver",
         "The InfraCluster names a driver that is not configured",
@@ -110,7 +110,7 @@ const FAILURES: [(&str, &str, &str); 37] = [
         "The template names no driver, and there are several",
         SHARED,
     ),
-    ("orphan", "A VM has no InfraMachine any more", SHARED),
+    ("orphan", "A VM has no InfraMachine", SHARED),
     ("api-server", "The API server does not answer", PROVIDER),
 ];
 

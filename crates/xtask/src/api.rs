@@ -7,7 +7,9 @@ use crate::markdown;
 use capcmi::admission::manifests;
 
 /// The place in a template below which the fields are those of another kind.
-const TEMPLATED: &str = "spec.template.spec";
+const TEMPLATED: &str = "spec.template";
+/// The fields that every object has.
+const ROOTS: [&str; 2] = ["spec", "status"];
 /// The list of conditions, which are the same in every Kubernetes object.
 const CONDITIONS: &str = "status.conditions";
 
@@ -16,6 +18,14 @@ struct Field<'a> {
     path: String,
     schema: &'a Value,
     is_required: bool,
+}
+
+impl Field<'_> {
+    /// Whether a row would repeat the text of the page.
+    fn is_described_elsewhere(&self) -> bool {
+        let is_plain_root = ROOTS.contains(&self.path.as_str()) && rules(self.schema).is_empty();
+        is_plain_root || self.path == TEMPLATED
+    }
 }
 
 /// Returns every field of a kind, with the facts in its schema.
@@ -28,7 +38,11 @@ pub(crate) fn table(kind: &str) -> Result<String> {
     let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     let mut fields = Vec::new();
     collect("", schema, &mut fields);
-    let rows: Vec<_> = fields.iter().map(row).collect();
+    let rows: Vec<_> = fields
+        .iter()
+        .filter(|field| !field.is_described_elsewhere())
+        .map(row)
+        .collect();
     Ok(markdown(&["Field", "Type", "Limits", "Meaning"], &rows))
 }
 

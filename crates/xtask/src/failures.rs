@@ -27,6 +27,8 @@ struct Record {
         expect(dead_code, reason = "only the tests of the provider read it")
     )]
     metrics: Vec<String>,
+    /// The advice of `capcmi describe`, from the table of reasons.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the reference of reasons has it"))]
     next: Vec<String>,
 }
 
@@ -55,23 +57,17 @@ pub(crate) fn table(when: &str) -> Result<String> {
     let mut records: Vec<_> = read()?.into_iter().filter(|record| record.when == when).collect();
     ensure!(!records.is_empty(), "no failure was recorded {when}");
     records.sort_by(|one, other| one.failure.cmp(&other.failure));
-    let has_advice = records.iter().any(|record| !record.next.is_empty());
-    let mut titles = vec!["Failure", "Conditions", "Event"];
-    titles.extend(has_advice.then_some("What to do"));
     let rows: Vec<_> = records
         .iter()
-        .enumerate()
-        .map(|(index, record)| {
-            let mut row = vec![
+        .map(|record| {
+            [
                 record.failure.clone(),
                 cell(&conditions(record)),
                 cell(&events(record)),
-            ];
-            row.extend(has_advice.then(|| advice(record, &records[..index])));
-            row
+            ]
         })
         .collect();
-    Ok(markdown(&titles, &rows))
+    Ok(markdown(&["Failure", "Conditions", "Event"], &rows))
 }
 
 fn read() -> Result<Vec<Record>> {
@@ -129,15 +125,6 @@ fn events(record: &Record) -> Vec<String> {
         _ => quoted(event),
     };
     record.events.iter().map(text).collect()
-}
-
-/// Returns the advice for a failure, or the earlier row with the same advice.
-fn advice(record: &Record, earlier: &[Record]) -> String {
-    let same = earlier.iter().find(|other| other.next == record.next);
-    match same {
-        Some(other) if !record.next.is_empty() => format!("As for “{}”.", other.failure),
-        _ => cell(&record.next),
-    }
 }
 
 /// Formats the text as code in Markdown, also where it has backticks.

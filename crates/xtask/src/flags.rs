@@ -41,10 +41,7 @@ fn row(flag: &Arg) -> [String; 3] {
         .collect();
     let help = flag.get_help().map(ToString::to_string).unwrap_or_default();
     let meaning = match flag.get_env() {
-        Some(variable) => format!(
-            "{help}. Also from the environment: `{}`",
-            variable.to_string_lossy()
-        ),
+        Some(variable) => format!("{help}. Variable: `{}`", variable.to_string_lossy()),
         None => help,
     };
     [written, default.join(" "), meaning]

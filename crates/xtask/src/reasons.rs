@@ -11,18 +11,31 @@ use crate::markdown;
 
 const RUNBOOK: &str = "docs/operate/runbook.md";
 
-/// Returns the table of all reasons, with cause, remedy, and a link to the section of the runbook.
+/// The section of the runbook whose reasons need no explanation: the object is as it has to be.
+const DESIRED: &str = "Nothing to do";
+
+/// Returns the table of the reasons, with cause, remedy, and a link to the section of the runbook, and the
+/// list of the reasons that need none of these.
 pub(crate) fn table() -> Result<String> {
     let runbook = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(RUNBOOK);
     let runbook = fs::read_to_string(runbook).context(RUNBOOK)?;
     let reasons: Vec<_> = Reason::all().collect();
-    Ok(markdown(
-        &["Reason", "Cause", "Remedy"],
-        &rows(&reasons, &runbook)?,
+    let table = markdown(&["Reason", "Cause", "Remedy"], &rows(&reasons, &runbook)?);
+    let desired = desired(&runbook)?;
+    Ok(format!(
+        "{table}\nNothing is wrong with {}.\n",
+        desired.join(", ")
     ))
 }
 
-/// Returns a row for each reason, sorted by name.
+/// Returns the reasons of the section [`DESIRED`], sorted and as code.
+fn desired(runbook: &str) -> Result<Vec<String>> {
+    let sections = sections(runbook)?.into_iter();
+    let names = sections.filter(|(_, title)| *title == DESIRED);
+    Ok(names.map(|(name, _)| format!("`{name}`")).collect())
+}
+
+/// Returns a row for each reason outside the section [`DESIRED`], sorted by name.
 ///
 /// # Errors
 /// When a reason is in no section of the runbook or in two, or when a section names another word.
@@ -35,6 +48,9 @@ fn rows(reasons: &[Reason], runbook: &str) -> Result<Vec<[String; 3]>> {
         let name = reason.name;
         let title = sections.remove(name);
         let title = title.with_context(|| format!("no section of {RUNBOOK} names `{name}`"))?;
+        if title == DESIRED {
+            continue;
+        }
         let anchor = title.to_lowercase().replace(' ', "-");
         rows.push([
             format!("[`{name}`](../operate/runbook.md#{anchor})"),
@@ -90,9 +106,15 @@ mod tests {
     }
 
     #[test]
-    fn table_has_a_row_for_each_reason() {
+    fn table_has_a_row_for_each_reason_that_needs_one() {
         let table = table().unwrap();
-        assert_eq!(table.lines().count(), 2 + Reason::all().count());
+        let (rows, desired) = table.split_once("\n\n").unwrap();
+        let count = rows.lines().count() - 2 + desired.matches(", ").count() + 1;
+        assert_eq!(count, Reason::all().count());
+        assert!(
+            rows.contains("`WaitingForCapacity`") && desired.contains("`Provisioned`"),
+            "{table}"
+        );
     }
 
     #[test]
