@@ -1,10 +1,10 @@
 //! The rules on drivers and plugins, each with the cases that prove it.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use crate::markdown;
+use cmi_conformance::cases;
 use cmi_conformance::rules::{self, Level, Proof, Rule};
-use cmi_conformance::{Case, Need, cases};
 use cmi_driver::Operation;
 
 /// The rows of a table.
@@ -26,12 +26,12 @@ impl Rows {
         }
     }
 
-    /// Returns the text of a rule. Code rows leave out the call, since their ids name it.
-    fn text(self, rule: &Rule) -> &'static str {
-        let answer = rule.says.split_once(" answers ").map(|(_, answer)| answer);
-        match self {
-            Self::Codes(_) => answer.unwrap_or(rule.says),
-            Self::Prose(_) => rule.says,
+    /// Returns the text of the rules of a group. Code rows leave out the call, since their ids name it.
+    fn text(self, group: &Group) -> String {
+        let says = group.says();
+        match (self, says.split_once(" answers ")) {
+            (Self::Codes(_), Some((_, answer))) => answer.to_owned(),
+            _ => says,
         }
     }
 }
@@ -45,12 +45,9 @@ fn is_number(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The rules of one row. They have the same text and share the cases that prove them. Some rules have more
-/// cases.
+/// The rules of one row. They have the same text, except that each may name another call.
 struct Group {
     rules: Vec<&'static Rule>,
-    /// The cases of each rule.
-    cases: Vec<Vec<&'static str>>,
 }
 
 impl Group {
@@ -58,12 +55,18 @@ impl Group {
         self.rules[0]
     }
 
-    fn takes(&self, rule: &Rule, cases: &[&str]) -> bool {
-        let first = self.first();
-        let same = |rule: &Rule| (rule.layer, rule.says, rule.proof);
-        let within = |some: &[&str], all: &[&str]| some.iter().all(|case| all.contains(case));
-        let similar = within(&self.cases[0], cases) || within(cases, &self.cases[0]);
-        same(first) == same(rule) && similar
+    fn takes(&self, rule: &Rule) -> bool {
+        let same = |rule: &Rule| (rule.layer, of_any_call(rule.says), rule.proof);
+        same(self.first()) == same(rule)
+    }
+
+    /// Returns the text of the rules.
+    fn says(&self) -> String {
+        let says = self.first().says;
+        if self.rules.iter().all(|rule| rule.says == says) {
+            return says.to_owned();
+        }
+        of_any_call(says)
     }
 
     fn ids(&self) -> String {
@@ -78,12 +81,18 @@ impl Group {
         if levels.iter().all(|level| *level == levels[0]) {
             return (levels[0] != must).then(|| levels[0].clone());
         }
-        let rules = self.rules.iter().zip(levels);
-        let others = rules.filter(|(_, level)| level != must);
+        let mut others: Vec<(String, Vec<&str>)> = Vec::new();
+        for (rule, level) in self.rules.iter().zip(levels).filter(|(_, level)| level != must) {
+            match others.iter_mut().find(|(known, _)| *known == level) {
+                Some((_, ids)) => ids.push(rule.id),
+                None => others.push((level, vec![rule.id])),
+            }
+        }
         let others: Vec<_> = others
-            .map(|(rule, level)| format!("{}: {level}", source(rule)))
+            .into_iter()
+            .map(|(level, ids)| format!("{}: {level}", ids.join(", ")))
             .collect();
-        Some(others.join(", "))
+        Some(others.join("; "))
     }
 
     /// Returns the cases that prove the rules, or the letter of the reason that none does.
@@ -97,38 +106,37 @@ impl Group {
             let letter = letters().nth(index).unwrap_or_default();
             return format!("not tested ({letter})");
         }
-        let is_common = |case: &&str| self.cases.iter().all(|cases| cases.contains(case));
-        let (common, _): (Vec<_>, Vec<_>) = self.cases[0].iter().partition(|case| is_common(case));
-        let mut proof = list(&common);
-        for (rule, cases) in self.rules.iter().zip(&self.cases) {
-            let mut more = cases.clone();
-            more.retain(|case| !is_common(case));
-            if !more.is_empty() {
-                let _infallible = write!(proof, "; {} also {}", source(rule), list(&more));
+        let mut cases: Vec<&str> = Vec::new();
+        for case in self.rules.iter().flat_map(|rule| rules::proofs(rule.id)) {
+            if !cases.contains(&case.name) {
+                cases.push(case.name);
             }
         }
-        proof
+        list(&cases)
     }
 }
 
-/// Returns the prefix of a rule's id, which tells it from the others of a group.
-fn source(rule: &Rule) -> &'static str {
-    rule.id.split_once('-').map_or(rule.id, |(prefix, _)| prefix)
+/// Returns the text of a rule about a call as one about any call.
+fn of_any_call(says: &str) -> String {
+    let is_call = |word: &str| Operation::ALL.iter().any(|call| call.name() == word);
+    let words = says.split(' ').enumerate();
+    let words: Vec<_> = words
+        .map(|(place, word)| match (is_call(word), place) {
+            (true, 0) => "The call",
+            (true, _) => "call",
+            (false, _) => word,
+        })
+        .collect();
+    words.join(" ")
 }
 
 /// Returns all rules in groups, each at the place of its first rule.
 fn groups() -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for rule in rules::all() {
-        let cases: Vec<_> = rules::proofs(rule.id).map(|case| case.name).collect();
-        if let Some(group) = groups.iter_mut().find(|group| group.takes(rule, &cases)) {
-            group.rules.push(rule);
-            group.cases.push(cases);
-        } else {
-            groups.push(Group {
-                rules: vec![rule],
-                cases: vec![cases],
-            });
+        match groups.iter_mut().find(|group| group.takes(rule)) {
+            Some(group) => group.rules.push(rule),
+            None => groups.push(Group { rules: vec![rule] }),
         }
     }
     groups
@@ -141,7 +149,7 @@ pub(crate) fn table(of: Rows) -> String {
     let mut some_are_elsewhere = false;
     for group in groups() {
         if of.have(group.first().id) {
-            let mut text = of.text(group.first()).to_owned();
+            let mut text = of.text(&group);
             if let Some(levels) = group.levels() {
                 let _infallible = write!(text, " ({levels})");
             }
@@ -174,18 +182,79 @@ fn capitalized(text: &str) -> String {
     first.into_iter().chain(characters).collect()
 }
 
-/// Returns names as code, with commas.
+/// Returns names of cases as code, with commas. Names that differ in the call or in the rest share a word, as
+/// in a shell: `{create,delete}-again`.
 fn list(names: &[&str]) -> String {
-    let names: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
-    names.join(", ")
+    let mut words: Vec<Word> = Vec::new();
+    for word in names.iter().map(|name| Word::new(name)) {
+        match words.iter_mut().find(|known| known.differs_in_call(&word)) {
+            Some(known) => known.calls.extend(word.calls),
+            None => words.push(word),
+        }
+    }
+    let mut shorter: Vec<Word> = Vec::new();
+    for word in words {
+        match shorter.iter_mut().find(|known| known.differs_in_rest(&word)) {
+            Some(known) => known.rests.extend(word.rests),
+            None => shorter.push(word),
+        }
+    }
+    let shorter: Vec<_> = shorter.iter().map(ToString::to_string).collect();
+    shorter.join(", ")
+}
+
+/// The names of cases of these calls with these rests.
+struct Word<'a> {
+    is_wire: bool,
+    /// None if the names begin with no call.
+    calls: Vec<&'a str>,
+    rests: Vec<&'a str>,
+}
+
+impl<'a> Word<'a> {
+    fn new(name: &'a str) -> Self {
+        let inner = name.strip_prefix(WIRE);
+        let (is_wire, name) = (inner.is_some(), inner.unwrap_or(name));
+        let call = CALLS.iter().find_map(|call| Some((*call, rest(name, call)?)));
+        Self {
+            is_wire,
+            calls: call.iter().map(|(start, _)| *start).collect(),
+            rests: vec![call.map_or(name, |(_, rest)| rest)],
+        }
+    }
+
+    fn differs_in_call(&self, other: &Self) -> bool {
+        let both_have_calls = !self.calls.is_empty() && !other.calls.is_empty();
+        both_have_calls && self.is_wire == other.is_wire && self.rests == other.rests
+    }
+
+    fn differs_in_rest(&self, other: &Self) -> bool {
+        let has_start = self.is_wire || !self.calls.is_empty();
+        has_start && self.is_wire == other.is_wire && self.calls == other.calls
+    }
+}
+
+impl fmt::Display for Word<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let any_of = |parts: &[&str]| match parts {
+            [only] => (*only).to_owned(),
+            parts => format!("{{{}}}", parts.join(",")),
+        };
+        let wire = if self.is_wire { WIRE } else { "" };
+        let rests = any_of(&self.rests);
+        match self.calls.as_slice() {
+            [] => write!(f, "`{wire}{rests}`"),
+            calls => write!(f, "`{wire}{}-{rests}`", any_of(calls)),
+        }
+    }
 }
 
 /// Returns the number of rows, and how many are proven.
 pub(crate) fn summary() -> String {
     let count = |fits: fn(&Rule) -> bool| rules::all().filter(|rule| fits(rule)).count();
     format!(
-        "The tables have {} rows, and {} of them are binding. {} cases prove {} rows. The other {} are not \
-            tested, for the reason below their table. A row without a level is a MUST.\n",
+        "The tables have {} rules, and {} of them are binding. {} cases prove {} rules. The other {} are not \
+            tested, for the reason below their table.\n",
         count(|_| true),
         count(Rule::is_binding),
         cases::all().count(),
@@ -194,92 +263,43 @@ pub(crate) fn summary() -> String {
     )
 }
 
-/// The beginning of the names of cases, and the optional call that they need.
-const CALLS: [(&str, Operation); 10] = [
-    ("status", Operation::GetMachineStatus),
-    ("list", Operation::ListMachines),
-    ("shut-down", Operation::ShutDownMachine),
-    ("initialize", Operation::InitializeMachine),
-    ("update", Operation::UpdateMachine),
-    ("restart-machine", Operation::RestartMachine),
-    ("zones", Operation::ListZones),
-    ("class", Operation::DescribeClass),
-    ("volumes", Operation::GetVolumeIds),
-    ("migrate", Operation::GenerateMachineClassForMigration),
-];
 /// The beginning of the names of the cases that need an endpoint.
 const WIRE: &str = "wire-";
-/// The end of the names of the cases that also run when their call is not declared.
-const OFFERED: &str = "-offered";
-
-/// Returns the table of the cases, with their claims and needs.
-pub(crate) fn cases() -> String {
-    let mut groups: Vec<(Vec<&str>, &str, String)> = Vec::new();
-    for case in cases::all() {
-        let needs = needs(case);
-        let same = groups
-            .iter_mut()
-            .find(|group| group.1 == case.title && group.2 == needs);
-        match same {
-            Some((names, ..)) => names.push(case.name),
-            None => groups.push((vec![case.name], case.title, needs)),
-        }
-    }
-    let rows: Vec<_> = groups
-        .into_iter()
-        .map(|(names, title, needs)| [list(&names), title.to_owned(), needs])
-        .collect();
-    let calls = CALLS
-        .map(|(start, call)| format!("| `{start}-` | {call} |\n"))
-        .concat();
-    format!(
-        "Some names imply a need:\n\n| Name | Needs |\n| --- | --- |\n| `{WIRE}` | an endpoint |\n{calls}\n\
-            The prefix of a call can follow `{WIRE}`. Cases that end with `{OFFERED}` run without the \
-            call.\n\n{}",
-        markdown(&["Case", "Shows that", "Also needs"], &rows)
-    )
-}
-
-/// Returns the call that the name of a case implies.
-fn implied(case: &Case) -> Option<Operation> {
-    let name = case.name.strip_prefix(WIRE).unwrap_or(case.name);
-    let mut calls = CALLS.iter();
-    let found = calls.find(|(start, _)| rest(name, start).is_some());
-    found.filter(|_| !name.ends_with(OFFERED)).map(|(_, call)| *call)
-}
-
-/// Returns the needs that the name of a case does not imply.
-fn needs(case: &Case) -> String {
-    let is_implied = |need: &Need| match need {
-        Need::Call(call) => implied(case) == Some(*call),
-        Need::Endpoint => case.name.starts_with(WIRE),
-        _ => false,
-    };
-    let needs: Vec<_> = case
-        .needs
-        .iter()
-        .filter(|need| !is_implied(need))
-        .map(ToString::to_string)
-        .collect();
-    needs.join(", ")
-}
+/// The beginning of the names of the cases about a call.
+const CALLS: [&str; 12] = [
+    "create",
+    "delete",
+    "status",
+    "list",
+    "shut-down",
+    "initialize",
+    "update",
+    "restart-machine",
+    "zones",
+    "class",
+    "volumes",
+    "migrate",
+];
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn each_rule_is_in_exactly_one_table() {
-        let tables = [
+    fn tables() -> String {
+        let rows = [
             Rows::Prose(&["DRV", "OPS"]),
             Rows::Codes("DRV"),
             Rows::Prose(&["CMI"]),
             Rows::Codes("PLG"),
             Rows::Prose(&["INI", "UPD"]),
             Rows::Prose(&["CAP"]),
-        ]
-        .map(table)
-        .concat();
+        ];
+        rows.map(table).concat()
+    }
+
+    #[test]
+    fn each_rule_is_in_exactly_one_table() {
+        let tables = tables();
         let ids: Vec<_> = tables
             .lines()
             .filter_map(|line| line.strip_prefix("| ")?.split(" | ").next())
@@ -297,35 +317,59 @@ mod tests {
         for row in [
             "| DRV-CR-06, PLG-CR-06 | ALREADY_EXISTS if the VM of this name does not match | \
                 `create-other-parameters` |",
-            "| DRV-CR-04, PLG-CR-04 | DEADLINE_EXCEEDED after its deadline, and can be repeated | \
-                `create-deadline`; PLG also `wire-create-deadline` |",
-            "| DRV-GV-00, PLG-GV-00 | OK on success (DRV: said) |",
+            "| DRV-CR-10, DRV-DE-10, PLG-CR-10, PLG-DE-10, PLG-SD-10 | ABORTED or OK while an operation is \
+                pending | `{create,delete,shut-down}-at-once`, \
+                `create-{given-up-then-deleted,given-up-while-slow}` |",
+            "OK on success (DRV-GV-00: said) |",
         ] {
             assert!(table.contains(row), "{row}: {table}");
         }
     }
 
     #[test]
-    fn the_table_has_every_case_once() {
-        let table = cases();
+    fn the_tables_name_every_case() {
+        let tables = tables();
+        let names: Vec<_> = tables.split('`').flat_map(expanded).collect();
         for case in cases::all() {
-            assert_eq!(
-                table.matches(&format!("`{}`", case.name)).count(),
-                1,
-                "{}",
-                case.name
-            );
+            assert!(names.iter().any(|name| name == case.name), "{}", case.name);
         }
     }
 
+    /// Returns the names that a word stands for.
+    fn expanded(word: &str) -> Vec<String> {
+        let braces = word.split_once('{');
+        let Some((start, (parts, end))) =
+            braces.and_then(|(start, rest)| Some((start, rest.split_once('}')?)))
+        else {
+            return vec![word.to_owned()];
+        };
+        let ends = expanded(end);
+        let joined = |part: &str| {
+            ends.iter()
+                .map(|end| format!("{start}{part}{end}"))
+                .collect::<Vec<_>>()
+        };
+        parts.split(',').flat_map(joined).collect()
+    }
+
     #[test]
-    fn cases_have_the_needs_that_their_names_imply() {
-        for case in cases::all() {
-            if let Some(call) = implied(case) {
-                assert!(case.needs.contains(&Need::Call(call)), "{}", case.name);
-            }
-            let is_wire = case.name.starts_with(WIRE);
-            assert!(!is_wire || case.needs.contains(&Need::Endpoint), "{}", case.name);
+    fn names_that_differ_in_one_part_share_a_word() {
+        for (names, word) in [
+            (&["create-again", "delete-again"][..], "`{create,delete}-again`"),
+            (
+                &["list-a", "list-b", "wire-list-a"][..],
+                "`list-{a,b}`, `wire-list-a`",
+            ),
+            (
+                &["create-a", "delete-a", "create-b", "delete-b"][..],
+                "`{create,delete}-{a,b}`",
+            ),
+            (
+                &["wire-a", "wire-b", "restart-a", "restart-b"][..],
+                "`wire-{a,b}`, `restart-a`, `restart-b`",
+            ),
+        ] {
+            assert_eq!(list(names), word);
         }
     }
 }

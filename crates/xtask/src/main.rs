@@ -97,7 +97,6 @@ fn markdown_files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
 
 fn block(name: &str) -> Result<String> {
     Ok(match name {
-        "conformance cases" => compliance::cases(),
         "conformance summary" => compliance::summary(),
         "rules of the driver contract" => compliance::table(Rows::Prose(&["DRV", "OPS"])),
         "error codes of the driver contract" => compliance::table(Rows::Codes("DRV")),
@@ -157,9 +156,8 @@ mod tests {
     use super::*;
 
     /// The blocks of these pages would otherwise be lost without notice.
-    const PLACES: [(&str, &str); 4] = [
+    const PLACES: [(&str, &str); 3] = [
         ("docs/reference/codes.md", "dispositions"),
-        ("docs/reference/conformance-cases.md", "conformance cases"),
         ("docs/reference/failures.md", "failures on the way up"),
         ("docs/internals/compliance.md", "conformance summary"),
     ];

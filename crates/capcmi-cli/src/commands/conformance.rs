@@ -257,7 +257,7 @@ fn read(path: &Path) -> anyhow::Result<Config> {
     Config::read(&yaml).with_context(|| format!("cannot parse {}", path.display()))
 }
 
-/// Lists the rules with the cases that prove them, and the cases with their titles.
+/// Lists the rules with the cases that prove them, and the cases with their titles and needs.
 fn list() -> String {
     let rule = |rule: &Rule| {
         let proof = match rule.proof {
@@ -270,7 +270,14 @@ fn list() -> String {
         let (id, layer, levels, says) = (rule.id, rule.layer, rule.levels(), rule.says);
         format!("{id:<10} {layer:<7} {levels:<11} {says}\n{:31}{proof}", "")
     };
-    let case = |case: &Case| format!("{:<32} {}", case.name, case.title);
+    let case = |case: &Case| {
+        let needs: Vec<_> = case.needs.iter().map(ToString::to_string).collect();
+        let needs = match needs.join(", ").as_str() {
+            "" => String::new(),
+            needs => format!(" (needs {needs})"),
+        };
+        format!("{:<32} {}{needs}", case.name, case.title)
+    };
     let lines: Vec<_> = rules::all()
         .map(rule)
         .chain([String::new()])

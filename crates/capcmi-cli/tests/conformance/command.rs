@@ -176,9 +176,10 @@ fn what_is_asked_for_wrongly_exits_with_2() {
 }
 
 #[test]
-fn the_list_shows_the_cases_of_each_rule_or_why_it_is_untested() {
+fn list_has_rules_with_their_cases_and_cases_with_their_needs() {
     let text = printed(&capcmi(&["--list"]));
-    for name in ["DRV-10", "create-again", "not tested: "] {
+    let needs = "(needs hook `lock`, hook `unlock`)";
+    for name in ["DRV-10", "create-again", "not tested: ", needs] {
         assert!(text.contains(name), "{name}");
     }
 }

@@ -22,7 +22,7 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
     "DRV-49"     Must   "Migrating a valid class is OK";
     "DRV-50"     Said   "Migration only fills the given class";
     "DRV-51"     Must   "Migration is idempotent";
-    "DRV-52"     Must   "Migration errors have a readable message";
+    "DRV-52"     Must   "Migration reports errors with a readable message";
     "DRV-MG-00"  Said   "Migration answers OK on success";
     "DRV-MG-12"  Said   "Migration answers UNIMPLEMENTED if and only if not offered";
     "DRV-MG-13"  Said   "Migration answers INTERNAL if the class cannot be converted";
