@@ -8,8 +8,9 @@ use serde_json::{Map, Value};
 use super::secret_scan::Haystack;
 use super::wire::RawAnswer;
 use cmi_driver::{
-    self, ClassDescription, DeclaredCapabilities, DeleteMachineResponse, LastKnownState, ListedMachine,
-    Machine, Operation, PluginInfo, Readiness, Secrets, ShutDownMachineResponse, Status, USER_DATA, Zone,
+    self, ClassDescription, Console, DeclaredCapabilities, DeleteMachineResponse, LastKnownState,
+    ListedMachine, Machine, Operation, PluginInfo, Readiness, Secrets, ShutDownMachineResponse, Status,
+    USER_DATA, Zone,
 };
 
 /// The shortest message that can explain an error.
@@ -176,6 +177,7 @@ pub const fn message_rules(operation: Operation) -> &'static [&'static str] {
         Operation::InitializeMachine
         | Operation::UpdateMachine
         | Operation::RestartMachine
+        | Operation::GetConsole
         | Operation::ListZones
         | Operation::DescribeClass
         | Operation::Probe
@@ -224,6 +226,9 @@ impl Texts for Vec<ListedMachine> {
             .collect()
     }
 }
+
+/// The guest writes the console: its text is not the driver's.
+impl Texts for Console {}
 
 impl Texts for Vec<String> {
     fn texts(&self) -> Vec<String> {

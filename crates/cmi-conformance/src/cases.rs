@@ -3,6 +3,7 @@
 mod cancelled_create;
 mod class;
 mod concurrency;
+mod console;
 mod create;
 mod credentials;
 mod delete;
@@ -45,6 +46,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         update::CASES,
         machine_tag::CASES,
         restart_machine::CASES,
+        console::CASES,
         class::CASES,
         volumes::CASES,
         migrate::CASES,

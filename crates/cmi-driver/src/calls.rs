@@ -38,6 +38,9 @@ macro_rules! for_each_call {
             /// Restarts a VM that exists.
             RestartMachine "RestartMachine"
                 restart_machine(RestartMachineRequest) -> (), optional, writes, [machine.class];
+            /// Reads the latest console output of a VM.
+            GetConsole "GetConsole"
+                get_console(GetConsoleRequest) -> Console, optional, reads, [machine.class];
             /// Reads volume ids out of PersistentVolume specs.
             GetVolumeIds "GetVolumeIDs"
                 get_volume_ids(GetVolumeIdsRequest) -> Vec<String>, optional, reads, [];

@@ -141,6 +141,13 @@ pub trait Driver: Send + Sync + 'static {
         Err(Status::unimplemented(Operation::RestartMachine))
     }
 
+    /// Returns the latest output of the VM's serial console, or of its log if the back end has no console.
+    /// Changes nothing. NOT_FOUND when no VM has this name and identity; FAILED_PRECONDITION when the VM has
+    /// no console.
+    async fn get_console(&self, _request: GetConsoleRequest) -> Result<Console> {
+        Err(Status::unimplemented(Operation::GetConsole))
+    }
+
     /// Returns the volume ids of the given PersistentVolume specs, and leaves out volumes of other back ends
     /// (DRV-42..DRV-45).
     async fn get_volume_ids(&self, _request: GetVolumeIdsRequest) -> Result<Vec<String>> {

@@ -304,6 +304,50 @@ pub struct RestartMachineRequest {
     pub last_known_state: Option<LastKnownState>,
 }
 
+/// Read the console output of a VM.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GetConsoleRequest {
+    /// The VM's machine.
+    pub machine: MachineRef,
+    /// The id of the VM.
+    pub provider_id: ProviderId,
+}
+
+/// The latest output of a VM's console. It may hold secrets of the guest: never log it unredacted.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Console {
+    output: String,
+}
+
+impl Console {
+    /// The most bytes that are kept.
+    pub const MAX_BYTES: usize = 64 * 1024;
+
+    /// Returns the last [`Self::MAX_BYTES`] of the output. Bytes that are not UTF-8 are replaced.
+    pub fn new(output: &[u8]) -> Self {
+        let tail = &output[output.len().saturating_sub(Self::MAX_BYTES)..];
+        // The cut may have split a character. At most three bytes of it are left.
+        let is_continuation = |byte: &&u8| (**byte & 0b1100_0000) == 0b1000_0000;
+        let split = tail.iter().take(3).take_while(is_continuation).count();
+        let split = if tail.len() < output.len() { split } else { 0 };
+        Self {
+            output: String::from_utf8_lossy(&tail[split..]).into_owned(),
+        }
+    }
+
+    /// The output as text.
+    pub fn as_str(&self) -> &str {
+        &self.output
+    }
+}
+
+impl fmt::Debug for Console {
+    /// Shows only the size: the output may hold secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Console({} bytes)", self.output.len())
+    }
+}
+
 /// Read volume ids out of PersistentVolume specs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GetVolumeIdsRequest {
@@ -421,5 +465,15 @@ mod tests {
         assert_eq!(LastKnownState::new(vec![0; 4097]), None);
         assert_eq!(LastKnownState::new(vec![]), None);
         assert!(LastKnownState::new(vec![0; 4096]).is_some());
+    }
+
+    #[test]
+    fn a_console_keeps_the_end_of_its_output_in_whole_characters() {
+        let long = "ä".repeat(Console::MAX_BYTES) + "x";
+        let kept = Console::new(long.as_bytes());
+        assert_eq!(kept.as_str().len(), Console::MAX_BYTES - 1);
+        assert!(kept.as_str().starts_with('ä') && kept.as_str().ends_with("äx"));
+        assert_eq!(Console::new(b"a\xffb").as_str(), "a\u{fffd}b");
+        assert_eq!(format!("{:?}", Console::new(b"canary")), "Console(6 bytes)");
     }
 }

@@ -51,6 +51,8 @@ macro_rules! extension_rpcs {
             RestartMachineRequest:
                 restart_machine(RestartMachineRequest { machine, provider_id, last_known_state })
                 -> RestartMachineResponse, empty, RestartMachine;
+            GetConsoleRequest: get_console(GetConsoleRequest { machine, provider_id })
+                -> GetConsoleResponse, plain, GetConsole;
         }
     };
 }

@@ -7,17 +7,19 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 
 use super::access;
+use super::cloud::Cloud;
 use super::commands::{self, Bootstrap, VmSelector};
 use super::spec::{LABELS, TAGS, Tagged, VmSpec};
 use super::vm::UserData;
 use super::{Call, NAME, SimulatedDriver, migration, schema, volumes};
 use cmi_driver::{
-    Capabilities, ClassDescription, Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
-    DeleteMachineResponse, DescribeClassRequest, Driver, GenerateMachineClassForMigrationRequest,
-    GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest, JsonPointer, ListMachinesRequest,
-    ListZonesRequest, ListedMachine, Machine, Operation, PluginInfo, Readiness, RestartMachineRequest,
-    Result, ShutDownMachineRequest, ShutDownMachineResponse, SpecSchema, Status, USER_DATA, USER_DATA_FORMAT,
-    UpdateMachineRequest, Zone, tags,
+    Capabilities, ClassDescription, Code, Console, CreateMachineRequest, DeclaredCapabilities,
+    DeleteMachineRequest, DeleteMachineResponse, DescribeClassRequest, Driver,
+    GenerateMachineClassForMigrationRequest, GetConsoleRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
+    InitializeMachineRequest, JsonPointer, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine,
+    Operation, PluginInfo, Readiness, RestartMachineRequest, Result, ShutDownMachineRequest,
+    ShutDownMachineResponse, SpecSchema, Status, USER_DATA, USER_DATA_FORMAT, UpdateMachineRequest, Zone,
+    tags,
 };
 
 impl SimulatedDriver {
@@ -224,6 +226,18 @@ impl Driver for SimulatedDriver {
                 .change(|cloud, now| commands::restart(cloud, now, &self.config, &selector))
         };
         self.run_on(Operation::RestartMachine, &request.machine, id, state, work)
+            .await
+    }
+
+    async fn get_console(&self, request: GetConsoleRequest) -> Result<Console> {
+        let work = |selector: VmSelector, _| async move {
+            let written = |cloud: &Cloud, now| Ok(selector.one(cloud)?.console(now));
+            self.journal
+                .read(written)?
+                .map(|output| Console::new(output.as_bytes()))
+        };
+        let id = Some(&request.provider_id);
+        self.run_on(Operation::GetConsole, &request.machine, id, None, work)
             .await
     }
 

@@ -57,7 +57,7 @@ impl VmSelector {
     }
 
     /// Returns the only VM, if it is not locked.
-    fn one<'a>(&'a self, cloud: &'a Cloud) -> Result<&'a Vm> {
+    pub(super) fn one<'a>(&'a self, cloud: &'a Cloud) -> Result<&'a Vm> {
         let vm = self.only(self.vms(cloud))?;
         not_locked(vm)?;
         Ok(vm)

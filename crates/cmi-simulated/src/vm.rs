@@ -194,6 +194,21 @@ impl Vm {
         }
     }
 
+    /// Returns the lines that the guest has written to its console until `now`.
+    pub fn console(&self, now: Instant) -> String {
+        let mut lines = vec![format!("simulated firmware: starting VM {}", self.id)];
+        if self.boots_at <= now {
+            lines.push(format!("{} login: simulated guest is up", self.name));
+        }
+        if self.stops_at.is_some_and(|at| at <= now) {
+            lines.push("simulated guest: powered off".to_owned());
+        }
+        if self.condition == Condition::Crashed {
+            lines.push("Kernel panic - not syncing: simulated crash".to_owned());
+        }
+        lines.join("\n") + "\n"
+    }
+
     /// Returns the VM as an entry of a list.
     ///
     /// # Errors

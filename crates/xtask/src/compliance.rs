@@ -266,7 +266,7 @@ pub(crate) fn summary() -> String {
 /// The beginning of the names of the cases that need an endpoint.
 const WIRE: &str = "wire-";
 /// The beginning of the names of the cases about a call.
-const CALLS: [&str; 12] = [
+const CALLS: [&str; 13] = [
     "create",
     "delete",
     "status",
@@ -275,6 +275,7 @@ const CALLS: [&str; 12] = [
     "initialize",
     "update",
     "restart-machine",
+    "console",
     "zones",
     "class",
     "volumes",

@@ -9,12 +9,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cmi_driver::{
-    Capabilities, ClassDescription, Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
-    DeleteMachineResponse, DescribeClassRequest, Driver, GetMachineStatusRequest, InitializeMachineRequest,
-    JsonPointer, LastKnownState, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineRef,
-    Operation, PluginInfo, ProviderId, Readiness, RestartMachineRequest, Result, ShutDownMachineRequest,
-    ShutDownMachineResponse, Status, USER_DATA, USER_DATA_FORMAT, UpdateMachineRequest, Zone, async_trait,
-    is_dns_subdomain,
+    Capabilities, ClassDescription, Code, Console, CreateMachineRequest, DeclaredCapabilities,
+    DeleteMachineRequest, DeleteMachineResponse, DescribeClassRequest, Driver, GetConsoleRequest,
+    GetMachineStatusRequest, InitializeMachineRequest, JsonPointer, LastKnownState, ListMachinesRequest,
+    ListZonesRequest, ListedMachine, Machine, MachineRef, Operation, PluginInfo, ProviderId, Readiness,
+    RestartMachineRequest, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status, USER_DATA,
+    USER_DATA_FORMAT, UpdateMachineRequest, Zone, async_trait, is_dns_subdomain,
 };
 use futures::future::{join_all, try_join_all};
 use tokio::time::{Instant, sleep};
@@ -35,13 +35,14 @@ use survey::{PossibleHosts, Survey};
 /// Name of the driver.
 pub const NAME: &str = "libvirt.capcmi.io";
 /// The optional calls that this driver implements.
-const OFFERED: [Operation; 8] = [
+const OFFERED: [Operation; 9] = [
     Operation::GetMachineStatus,
     Operation::ListMachines,
     Operation::InitializeMachine,
     Operation::ShutDownMachine,
     Operation::UpdateMachine,
     Operation::RestartMachine,
+    Operation::GetConsole,
     Operation::ListZones,
     Operation::DescribeClass,
 ];
@@ -540,6 +541,13 @@ impl Driver for LibvirtDriver {
                 status.with_no_side_effects()
             }
         })
+    }
+
+    async fn get_console(&self, request: GetConsoleRequest) -> Result<Console> {
+        let asked = MachineCall::read(&request.machine, Some(&request.provider_id))?;
+        let host = self.home(&asked, None).await?;
+        host.run(move |connect| machines::console(connect, &asked.key))
+            .await
     }
 
     async fn list_zones(&self, request: ListZonesRequest) -> Result<Vec<Zone>> {

@@ -43,6 +43,11 @@ impl MachineKey {
         format!("{VOLUME_PREFIX}{}-", self.uuid())
     }
 
+    /// The name of the volume with the console's log.
+    pub fn console_volume(&self) -> String {
+        format!("{}console.log", self.volume_prefix())
+    }
+
     /// Whether a volume of this name is the machine's: the driver made it, or libvirt and its log daemon made
     /// it from such a volume, as snapshots (`root.NAME`) and consoles that were put aside (`console.log.0`).
     /// The disk of a copy of the VM has the same prefix, as `virt-clone` names it: `root-clone.qcow2`.

@@ -5,6 +5,7 @@
 //! removed in the order volumes, domain: so a domain that exists has everything that it was made with, and as
 //! long as something is left, a repeat of the call finds it.
 
+mod console;
 mod make;
 mod remove;
 
@@ -30,6 +31,7 @@ use crate::metadata::{self, Record};
 use crate::placement::FreeMemory;
 use crate::spec::VmSpec;
 
+pub use console::console;
 pub use make::{Created, MachineRequest, create};
 pub use remove::{delete, delete_where_it_can_not_be};
 

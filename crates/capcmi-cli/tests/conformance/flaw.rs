@@ -347,6 +347,13 @@ pub enum Flaw {
     /// RestartMachine restarts the VM of another machine object.
     RestartAnyIdentity,
 
+    /// GetConsole restarts the VM.
+    ConsoleRestarts,
+    /// GetConsole of an absent VM is OK and empty.
+    ConsoleOfNothing,
+    /// GetConsole shows the console of any VM with this name.
+    ConsoleByName,
+
     /// A failure domain is listed twice.
     ZonesTwice,
     /// A failure domain has no name.

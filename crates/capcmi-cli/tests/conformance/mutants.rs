@@ -343,6 +343,12 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (ChokesOnLists(RestartMachine), "CAP-21"),
     (Pretends(RestartMachine, InvalidArgument), "CAP-21"),
     (Says(RestartMachine, InvalidArgument, Internal), "CAP-21"),
+    // GetConsole.
+    (Hides(GetConsole), "CAP-05"),
+    (ConsoleRestarts, "CAP-35"),
+    (ConsoleOfNothing, "CAP-36"),
+    (ConsoleByName, "CAP-36"),
+    (ChokesOnNull(GetConsole), "CAP-21"),
     // ListZones and DescribeClass.
     (ZonesTwice, "CAP-08"),
     (ZonesNameless, "CAP-08"),

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cmi_driver::{
-    ClassDescription, Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
+    ClassDescription, Code, Console, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
     DeleteMachineResponse, DescribeClassRequest, Driver, GenerateMachineClassForMigrationRequest,
-    GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest, ListMachinesRequest,
-    ListZonesRequest, ListedMachine, Machine, MachineClass, MachineRef, PluginInfo, ProviderId, Readiness,
-    RestartMachineRequest, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
-    UpdateMachineRequest, Zone, tags,
+    GetConsoleRequest, GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest,
+    ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineClass, MachineRef, PluginInfo,
+    ProviderId, Readiness, RestartMachineRequest, Result, ShutDownMachineRequest, ShutDownMachineResponse,
+    Status, UpdateMachineRequest, Zone, tags,
 };
 use cmi_simulated::{Cloud, CloudConsole};
 use serde_json::{Map, Value};
@@ -284,6 +284,13 @@ impl Driver for Variant {
             request.provider_id = named.real(request.provider_id);
         }
         self.inner.restart_machine(request).await
+    }
+
+    async fn get_console(&self, mut request: GetConsoleRequest) -> Result<Console> {
+        if let Way::Named(named) = &self.way {
+            request.provider_id = named.real(request.provider_id);
+        }
+        self.inner.get_console(request).await
     }
 
     async fn get_volume_ids(&self, request: GetVolumeIdsRequest) -> Result<Vec<String>> {

@@ -4,12 +4,12 @@ use tonic::Code as Grpc;
 
 use super::cases;
 use super::published::{extended, path_of};
-use super::requests::{BROKEN_SPECS, Fields, RESTART, UPDATE, raw};
+use super::requests::{BROKEN_SPECS, CONSOLE, Fields, RESTART, UPDATE, raw};
 use crate::answer::{CaseError, CaseResult, names, same_names};
 use crate::{Case, Need, TestContext};
 use cmi_driver::{Machine, Operation, ProviderId};
 use cmi_grpc::proto::capcmi::v1::get_extension_capabilities_response::Call;
-use cmi_grpc::proto::capcmi::v1::{self, RestartMachineResponse, UpdateMachineResponse};
+use cmi_grpc::proto::capcmi::v1::{self, GetConsoleResponse, RestartMachineResponse, UpdateMachineResponse};
 
 pub(super) const CASES: &[Case] = cases! {
     "wire-extension-missing-fields": "an extension request without a REQUIRED field is INVALID_ARGUMENT"
@@ -46,7 +46,11 @@ async fn prepared(t: &TestContext) -> CaseResult<(Vec<&'static str>, Fields, Mac
 
 fn is_about_a_machine(call: Call) -> bool {
     match call {
-        Call::GetMachine | Call::InitializeMachine | Call::UpdateMachine | Call::RestartMachine => true,
+        Call::GetMachine
+        | Call::InitializeMachine
+        | Call::UpdateMachine
+        | Call::RestartMachine
+        | Call::GetConsole => true,
         Call::Unspecified
         | Call::GenerateMachineClassForMigration
         | Call::ListMachinesPaged
@@ -71,8 +75,8 @@ async fn missing_fields(t: TestContext) -> CaseResult {
     for path in offered {
         refused(&t, path, &nameless, "without machine_name").await?;
         refused(&t, path, &specless, "without provider_spec").await?;
-        // In these two calls, provider_id selects the VM.
-        if [UPDATE, RESTART].contains(&path) {
+        // In these calls, provider_id selects the VM.
+        if [UPDATE, RESTART, CONSOLE].contains(&path) {
             refused(&t, path, &without_id, "without provider_id").await?;
         }
     }
@@ -106,6 +110,9 @@ async fn answers(t: TestContext) -> CaseResult {
             // A VM that still boots is already starting.
             RESTART if answer.is_code(Grpc::Aborted) => {}
             RESTART => drop(answer.ok::<RestartMachineResponse>()?),
+            // A VM may have no console.
+            CONSOLE if answer.is_code(Grpc::FailedPrecondition) => {}
+            CONSOLE => drop(answer.ok::<GetConsoleResponse>()?),
             _ => is_of(&made, path, answer.ok()?)?,
         }
     }

@@ -37,6 +37,9 @@ pub(super) const CASES: &[Case] = cases! {
     "restart-machine-field-types": TITLE
         ["CAP-21"], [Need::Call(Operation::RestartMachine)]
         => |t| field_types_of_a_vm(t, Operation::RestartMachine);
+    "console-field-types": TITLE
+        ["CAP-21"], [Need::Call(Operation::GetConsole)]
+        => |t| field_types_of_a_vm(t, Operation::GetConsole);
     "zones-field-types": TITLE
         ["CAP-28"], [Need::Call(Operation::ListZones)]
         => |t| of_a_class(t, |class| ListZonesRequest { class });

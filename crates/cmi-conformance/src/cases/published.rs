@@ -4,8 +4,8 @@ use tonic::Code as Grpc;
 
 use super::cases;
 use super::requests::{
-    DESCRIBE, EXTENSION, Fields, GET_MACHINE, INITIALIZE, LIST, LIST_PAGED, MIGRATE, RESTART, STATUS, UPDATE,
-    ZONES, raw,
+    CONSOLE, DESCRIBE, EXTENSION, Fields, GET_MACHINE, INITIALIZE, LIST, LIST_PAGED, MIGRATE, RESTART,
+    STATUS, UPDATE, ZONES, raw,
 };
 use crate::answer::{CaseError, CaseResult, ensure, same_names};
 use crate::{Case, MachineRequest, Need, TestContext};
@@ -155,6 +155,7 @@ pub(super) const fn path_of(call: ExtensionCall) -> &'static str {
         ExtensionCall::ListZones => ZONES,
         ExtensionCall::DescribeClass => DESCRIBE,
         ExtensionCall::RestartMachine => RESTART,
+        ExtensionCall::GetConsole => CONSOLE,
     }
 }
 

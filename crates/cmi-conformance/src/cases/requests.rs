@@ -90,6 +90,7 @@ rpcs! {
         });
         ZONES = ListZones(ListZonesRequest { provider_spec, secrets });
         RESTART = RestartMachine(RestartMachineRequest { machine_name, provider_spec, secrets, provider_id });
+        CONSOLE = GetConsole(GetConsoleRequest { machine_name, provider_spec, secrets, provider_id });
         DESCRIBE = DescribeClass(DescribeClassRequest { provider_spec, secrets });
     }
 }

@@ -59,6 +59,7 @@ pub(super) const MISSING_FIELDS: &[Case] = family! {
     "initialize" InitializeMachine ["CAP-21"];
     "update" UpdateMachine ["CAP-21"];
     "restart-machine" RestartMachine ["CAP-21"];
+    "console" GetConsole ["CAP-21"];
 };
 
 pub(super) const INVALID_SPECS: &[Case] = cases! {

@@ -49,8 +49,8 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
     "CAP-19"     Must   "A call without the machine tag finds the VM by name, cluster and ID, even if the \
                         VM got the tag";
     "CAP-20"     Must   "UpdateMachine ignores VMs with another machine tag";
-    "CAP-21"     Must   "GetMachine, InitializeMachine, UpdateMachine and RestartMachine validate all \
-                        fields first";
+    "CAP-21"     Must   "GetMachine, InitializeMachine, UpdateMachine, RestartMachine and GetConsole \
+                        validate all fields first";
     "CAP-22"     Must   "Extension answers can be parsed and name the right VM";
     "CAP-23"     Must   "UpdateMachine applies and reverts each change";
     "CAP-27"     Must   "CreateMachine adopts a VM that differs only in `hot_updatable` fields";
@@ -63,4 +63,6 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
     "CAP-32"     Must   "Machines of both roles are created, `node` and `control-plane`";
     "CAP-33"     Must   "UpdateMachine keeps settings that neither the new nor the last spec names";
     "CAP-34"     Must   "Probe answers while the maximum number of other calls is running";
+    "CAP-35"     Must   "GetConsole changes nothing at the back end";
+    "CAP-36"     Must   "GetConsole shows only the console of the machine's own VM";
 };

@@ -11,11 +11,12 @@ use crate::answer::{Answer, CaseError, CaseResult};
 use crate::answer_checker::Texts;
 use crate::machine_request::MachineRequest;
 use cmi_driver::{
-    self, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse, DescribeClassRequest,
-    GenerateMachineClassForMigrationRequest, GetMachineStatusRequest, GetVolumeIdsRequest,
-    InitializeMachineRequest, LastKnownState, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine,
-    MachineRef, Operation, ProviderId, Request, RestartMachineRequest, Secrets, ShutDownMachineRequest,
-    ShutDownMachineResponse, UpdateMachineRequest,
+    self, Code, Console, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
+    DescribeClassRequest, GenerateMachineClassForMigrationRequest, GetConsoleRequest,
+    GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest, LastKnownState,
+    ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineRef, Operation, ProviderId,
+    Request, RestartMachineRequest, Secrets, ShutDownMachineRequest, ShutDownMachineResponse,
+    UpdateMachineRequest,
 };
 
 /// A driver call that the suite can make given only its operation.
@@ -61,6 +62,7 @@ suite_calls! { on:
     } => of_machine;
     RestartMachineRequest { machine: on.reference(), provider_id: on.needed_id()?, last_known_state: None }
         => of_machine;
+    GetConsoleRequest { machine: on.reference(), provider_id: on.needed_id()? } => of_machine;
     GetVolumeIdsRequest { pv_specs: on.t.config().persistent_volumes.own_specs() } => of_volumes;
     GenerateMachineClassForMigrationRequest {
         provider_specific_machine_class: on.t.migration()?.class.clone(),
@@ -177,6 +179,11 @@ impl TestContext {
     /// Restarts the machine's VM.
     pub async fn restart(&self, machine: &MachineRequest, id: &ProviderId) -> CaseResult<Answer<()>> {
         RestartMachineRequest::on(self.subject(machine, Some(id))).await
+    }
+
+    /// Reads the console of the machine's VM.
+    pub async fn console(&self, machine: &MachineRequest, id: &ProviderId) -> CaseResult<Answer<Console>> {
+        GetConsoleRequest::on(self.subject(machine, Some(id))).await
     }
 
     /// Requests volume ids. The driver may refuse an empty list as missing (CMI-150): it has no ids either

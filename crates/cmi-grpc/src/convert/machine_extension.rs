@@ -6,7 +6,7 @@ use super::field::{self, Field, FieldError, NAME, PLACE, TEXT};
 use crate::proto::capcmi::v1::machine_address::Type as AddressTypeMessage;
 use crate::proto::capcmi::v1::{self, PowerState as PowerStateMessage};
 use cmi_driver::{
-    Address, AddressType, ClassDescription, GenerateMachineClassForMigrationRequest, Machine,
+    Address, AddressType, ClassDescription, Console, GenerateMachineClassForMigrationRequest, Machine,
     MachineClassKind, PowerState, Zone,
 };
 
@@ -185,5 +185,21 @@ impl TryFrom<v1::DescribeClassResponse> for ClassDescription {
             architecture: Field("architecture").optional_text(response.architecture, TEXT)?,
             operating_system: Field("operating_system").optional_text(response.operating_system, TEXT)?,
         })
+    }
+}
+
+impl From<Console> for v1::GetConsoleResponse {
+    fn from(console: Console) -> Self {
+        Self {
+            output: console.as_str().as_bytes().to_vec(),
+        }
+    }
+}
+
+impl TryFrom<v1::GetConsoleResponse> for Console {
+    type Error = FieldError;
+
+    fn try_from(response: v1::GetConsoleResponse) -> Result<Self, FieldError> {
+        Ok(Self::new(&response.output))
     }
 }

@@ -277,6 +277,8 @@ fn the_extension_keeps_its_names_and_numbers() {
              .capcmi.v1.DescribeClassResponse",
             "/capcmi.v1.MachineExtension/RestartMachine .capcmi.v1.RestartMachineRequest \
              .capcmi.v1.RestartMachineResponse",
+            "/capcmi.v1.MachineExtension/GetConsole .capcmi.v1.GetConsoleRequest \
+             .capcmi.v1.GetConsoleResponse",
             "enum PowerState: POWER_STATE_UNSPECIFIED 0, STARTING 1, RUNNING 2, STOPPING 3, STOPPED 4, \
                 FAILED 5",
             "GetExtensionCapabilitiesRequest: ",
@@ -285,7 +287,7 @@ fn the_extension_keeps_its_names_and_numbers() {
              repeated string hot_updatable 5, bytes provider_spec_schema 6",
             "enum GetExtensionCapabilitiesResponse.Call: CALL_UNSPECIFIED 0, INITIALIZE_MACHINE 1, \
                 UPDATE_MACHINE 2, GENERATE_MACHINE_CLASS_FOR_MIGRATION 3, GET_MACHINE 4, LIST_MACHINES_PAGED \
-                5, LIST_ZONES 6, DESCRIBE_CLASS 7, RESTART_MACHINE 8",
+                5, LIST_ZONES 6, DESCRIBE_CLASS 7, RESTART_MACHINE 8, GET_CONSOLE 9",
             "Machine: string provider_id 1, string node_name 2, repeated .capcmi.v1.MachineAddress addresses \
                 3, .capcmi.v1.PowerState power_state 4, string failure_domain 5, bytes last_known_state 6",
             "MachineAddress: .capcmi.v1.MachineAddress.Type type 1, string address 2",
@@ -317,6 +319,9 @@ fn the_extension_keeps_its_names_and_numbers() {
             "RestartMachineRequest: string machine_name 1, bytes provider_spec 2, \
              map<string bytes> secrets 3 secret, string provider_id 4, bytes last_known_state 5",
             "RestartMachineResponse: ",
+            "GetConsoleRequest: string machine_name 1, bytes provider_spec 2, \
+             map<string bytes> secrets 3 secret, string provider_id 4",
+            "GetConsoleResponse: bytes output 1",
         ],
     );
 }

@@ -255,7 +255,7 @@ fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Resul
     );
     let seed_path = filled_volume(connect, request, pool, &seed_name, &seed)?;
     let console = xml::Volume {
-        name: &format!("{prefix}console.log"),
+        name: &request.key.console_volume(),
         capacity: 0,
         format: ImageFormat::Raw,
         backing: None,

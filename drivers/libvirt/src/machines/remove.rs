@@ -102,7 +102,7 @@ fn remove_volumes(connect: &Connect, key: &MachineKey, storage_pools: &[String])
 }
 
 /// Finds the machine's volumes in the active pools.
-fn volumes(connect: &Connect, key: &MachineKey) -> Result<Vec<StorageVol>> {
+pub(super) fn volumes(connect: &Connect, key: &MachineKey) -> Result<Vec<StorageVol>> {
     let failed = |error| status("looking for the volumes of the machine", error);
     let mut found = Vec::new();
     let pools = connect

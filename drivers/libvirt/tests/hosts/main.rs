@@ -20,8 +20,9 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use capcmi_driver_libvirt::metadata::{NAMESPACE, PREFIX, Record};
 use cmi_driver::{
-    AddressType, Code, Driver, InitializeMachineRequest, LastKnownState, ListMachinesRequest, Machine,
-    MachineRef, PowerState, RestartMachineRequest, ShutDownMachineRequest, UpdateMachineRequest,
+    AddressType, Code, Driver, GetConsoleRequest, InitializeMachineRequest, LastKnownState,
+    ListMachinesRequest, Machine, MachineRef, PowerState, RestartMachineRequest, ShutDownMachineRequest,
+    UpdateMachineRequest,
 };
 use futures::future::join_all;
 use lab::machines::{
@@ -50,6 +51,12 @@ async fn a_guest_boots_with_its_seed_and_is_updated_restarted_stopped_and_gone()
         Ok(console)
     })
     .await?;
+    let request = GetConsoleRequest {
+        machine: machine.clone(),
+        provider_id: made.provider_id.clone(),
+    };
+    let answered = driver.get_console(request).await?;
+    assert!(answered.as_str().contains("GUEST done"), "{}", answered.as_str());
     for line in [
         format!(
             "GUEST seed hostname=boots provider_id={} user-data={}",

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cmi_driver::{
-    ClassDescription, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
+    ClassDescription, Console, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
     DeleteMachineResponse, DescribeClassRequest, Driver, GenerateMachineClassForMigrationRequest,
-    GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest, ListMachinesRequest,
-    ListZonesRequest, ListedMachine, Machine, MachineClass, Operation, PluginInfo, Readiness,
-    RestartMachineRequest, Result, ShutDownMachineRequest, ShutDownMachineResponse, SpecSchema,
+    GetConsoleRequest, GetMachineStatusRequest, GetVolumeIdsRequest, InitializeMachineRequest,
+    ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineClass, Operation, PluginInfo,
+    Readiness, RestartMachineRequest, Result, ShutDownMachineRequest, ShutDownMachineResponse, SpecSchema,
     UpdateMachineRequest, Zone,
 };
 use serde_json::{Map, Value, json};
@@ -158,6 +158,14 @@ impl Driver for Mutant {
         let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
         let call = self.restart(request);
         self.call(Operation::RestartMachine, &class, &name, call, || ())
+            .await
+    }
+
+    async fn get_console(&self, mut request: GetConsoleRequest) -> Result<Console> {
+        self.misread(&mut request.machine);
+        let (name, class) = (request.machine.name.clone(), request.machine.class.clone());
+        let call = self.console_output(request);
+        self.call(Operation::GetConsole, &class, &name, call, Console::default)
             .await
     }
 

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use cmi_driver::{
-    ClassDescription, Code, DescribeClassRequest, Driver as _, GetVolumeIdsRequest, InitializeMachineRequest,
-    ListZonesRequest, Machine, MachineRef, ProviderSpec, RestartMachineRequest, Result,
-    ShutDownMachineRequest, ShutDownMachineResponse, Status, UpdateMachineRequest, Zone, tags,
+    ClassDescription, Code, Console, DescribeClassRequest, Driver as _, GetConsoleRequest,
+    GetVolumeIdsRequest, InitializeMachineRequest, ListZonesRequest, Machine, MachineRef, ProviderSpec,
+    RestartMachineRequest, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status,
+    UpdateMachineRequest, Zone, tags,
 };
 use cmi_simulated::Vm;
 use serde_json::{Map, Value};
@@ -222,6 +223,33 @@ impl Mutant {
             _ => {}
         }
         self.inner.restart_machine(request).await
+    }
+
+    pub(super) async fn console_output(&self, request: GetConsoleRequest) -> Result<Console> {
+        match self.flaw {
+            Flaw::ConsoleRestarts => {
+                let restart = RestartMachineRequest {
+                    machine: request.machine.clone(),
+                    provider_id: request.provider_id.clone(),
+                    last_known_state: None,
+                };
+                self.inner.restart_machine(restart).await?;
+            }
+            Flaw::ConsoleOfNothing => {
+                return match self.inner.get_console(request).await {
+                    Err(status) if status.code() == Code::NotFound => Ok(Console::default()),
+                    answer => answer,
+                };
+            }
+            Flaw::ConsoleByName => {
+                let name = request.machine.name.clone();
+                if let Some(vm) = self.vms(|vm| vm.name == name).first() {
+                    return Ok(Console::new(vm.id.to_string().as_bytes()));
+                }
+            }
+            _ => {}
+        }
+        self.inner.get_console(request).await
     }
 
     pub(super) async fn failure_domains(&self, request: ListZonesRequest) -> Result<Vec<Zone>> {

@@ -52,6 +52,7 @@ any_values! {
     Map<String, Value>: object();
     Vec<Zone>: zones();
     ClassDescription: description();
+    Console: vec(any::<u8>(), 0..Console::MAX_BYTES / 64).prop_map(|output| Console::new(&output));
 }
 
 /// Implements a strategy with any value in each of these fields.
