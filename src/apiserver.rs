@@ -1,5 +1,5 @@
-//! Reads and writes at the API server: errors by their consequence, merge patches, statuses, events, secrets,
-//! and paged lists.
+//! Reads and writes at the API server: errors by their consequence, merge patches, statuses, events and
+//! secrets.
 
 mod dynamic;
 mod error;
@@ -7,7 +7,6 @@ mod events;
 pub mod leadership;
 mod merge_patch;
 pub mod outage_log;
-pub mod pages;
 pub mod secrets;
 mod status;
 

@@ -15,8 +15,6 @@ pub mod controllers;
 mod diagnostics;
 mod elector;
 mod health;
-mod most_recent;
-mod pages;
 mod prepared;
 mod reviewer;
 mod serve;

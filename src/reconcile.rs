@@ -19,7 +19,8 @@ use tokio::time::Instant;
 
 pub use self::failure_log::FailureLog;
 pub use self::permit::{Enqueue, upkeep_permit, waker};
-pub use self::requeue::{Action, Requeue};
+pub use self::requeue::Requeue;
+pub use kube_fleet::Action;
 
 use crate::api::retry;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};

@@ -4,11 +4,12 @@ use std::ops::ControlFlow;
 
 use kube::api::ListParams;
 use kube::{Client, Resource as _};
+use kube_fleet::pages;
 
 use crate::api::MetadataOnly;
 use crate::api::annotations::RESERVED_ANNOTATIONS;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
-use crate::apiserver::{Error, pages};
+use crate::apiserver::Error;
 
 /// Whether there are identities in the namespaces that the provider watches.
 ///

@@ -5,13 +5,13 @@ use std::sync::Mutex as StdMutex;
 use http::{Method, Request, Response};
 use kube::api::DynamicObject;
 use kube::client::Body;
+use kube_fleet::pages;
 use serde_json::{Value, json};
 
 use super::check::SETTLE;
 use super::comparison::{PolicyFinding, compare};
 use super::*;
 use crate::api::annotations;
-use crate::apiserver::pages;
 
 fn expected() -> Vec<Expected> {
     let policies = manifests::policies().unwrap();

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
+use kube_fleet::Entry;
 use tokio::time::Instant;
 
 use self::groups::{Group, Groups};
@@ -20,7 +21,7 @@ pub use self::plan::Presence;
 use self::plan::{Absences, Expected, List, compare};
 use crate::driver::listing::{self, ListError};
 use crate::driver::{ConfiguredDriver, ConfiguredDrivers};
-use crate::reconcile::caches::{CachedMachine, Caches, Entry};
+use crate::reconcile::caches::{CachedMachine, Caches};
 use cmi_driver::ListedMachine;
 
 /// The inputs of a scan of the drivers' VMs.
@@ -192,12 +193,12 @@ fn expected(machine: &CachedMachine) -> Option<Expected> {
 
 #[cfg(test)]
 mod tests {
+    use kube_fleet::store;
     use serde_json::json;
 
     use super::*;
     use crate::api::DeserializeGuard;
     use crate::api::v1alpha1::InfraMachine;
-    use crate::reconcile::caches::cache;
 
     fn machine(version: &str) -> Arc<DeserializeGuard<InfraMachine>> {
         let machine = json!({
@@ -212,7 +213,7 @@ mod tests {
     /// The skipped list may have shown the VM.
     #[test]
     fn lists_lack_a_vm_in_a_row_only_where_none_between_them_was_left_out() {
-        let (infra_machines, mut writer) = cache();
+        let (infra_machines, mut writer) = store();
         writer.apply(machine("1"));
         let caches = Caches {
             infra_machines,

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
+use kube_fleet::Entry;
 
 use self::cluster_listing::{ClusterListing, REQUESTER, lists};
 pub use self::deletion_log::{DeletionLog, ObservedDeletion};
@@ -35,7 +36,7 @@ use crate::api::wall_clock;
 use crate::apiserver::{Error, Events};
 use crate::driver::listing;
 use crate::driver::{ConfiguredDriver, ConfiguredDrivers};
-use crate::reconcile::caches::{Caches, Entry};
+use crate::reconcile::caches::Caches;
 use crate::telemetry::metrics::{Metrics, OrphanReason};
 use cmi_driver::{Capabilities, ListedMachine};
 
@@ -275,7 +276,7 @@ async fn watched_by(
     let classes = known
         .update(&objects.infra_machines, driver.name(), tag_path)
         .await;
-    watched(objects, driver.name(), classes, resolve, tag_path, retained).await
+    watched(objects, driver.name(), classes, resolve, tag_path, retained)
 }
 
 fn cached(caches: &Caches) -> Objects {

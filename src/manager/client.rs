@@ -12,14 +12,13 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Either, Full};
 use kube::client::{Body, ClientBuilder};
 use kube::{Client, Config};
+use kube_fleet::ListLayer;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tower::util::BoxCloneSyncService;
 use tower::{BoxError, Layer, Service};
 
 use super::connection::{self, is_watch, is_write};
-use super::most_recent::request_most_recent;
-use super::pages::{MAX_BYTES, Page, Pages};
 use crate::apiserver::leadership::Leadership;
 
 /// The maximum number of concurrent requests, except watches. Over HTTP/1.1, each needs a connection. Over
@@ -82,23 +81,26 @@ pub(super) fn controller_client(
     let limits = RequestLimits {
         leadership,
         slots: Arc::new(Semaphore::new(MAX_REQUESTS)),
-        pages: Arc::default(),
     };
+    let lists = ListLayer::default();
     let (config, protocol) = match api_server {
         ApiServer::Network { config, protocol } => (prepared(*config.clone()), *protocol),
         ApiServer::InProcess(service) => {
             let builder = ClientBuilder::new(service.clone(), DEFAULT_NAMESPACE);
-            return Ok(builder.with_layer(&limits).build());
+            return Ok(builder.with_layer(&lists).with_layer(&limits).build());
         }
     };
     match protocol {
         Protocol::Http2 if config.proxy_url.is_none() => {
             let connections = connection::http2(&config, limits.leadership.clone())?;
             let builder = ClientBuilder::new(connections, config.default_namespace);
-            Ok(builder.with_layer(&limits).build())
+            Ok(builder.with_layer(&lists).with_layer(&limits).build())
         }
         // kube's own client handles a proxy, or refuses it.
-        Protocol::Http2 | Protocol::Http1 => Ok(ClientBuilder::try_from(config)?.with_layer(&limits).build()),
+        Protocol::Http2 | Protocol::Http1 => Ok(ClientBuilder::try_from(config)?
+            .with_layer(&lists)
+            .with_layer(&limits)
+            .build()),
     }
 }
 
@@ -130,7 +132,6 @@ fn prepared(mut config: Config) -> Config {
 struct RequestLimits {
     leadership: Leadership,
     slots: Arc<Semaphore>,
-    pages: Arc<Pages>,
 }
 
 struct Limited<S> {
@@ -168,17 +169,13 @@ where
         self.inner.poll_ready(cx).map_err(Into::into)
     }
 
-    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
         let limits = self.limits.clone();
         let is_write = is_write(request.method());
         let lasts = is_watch(&request);
         if is_write && let Err(error) = limits.leadership.check() {
             return Box::pin(async move { Err(error.into()) });
         }
-        if lasts {
-            request_most_recent(&mut request);
-        }
-        let page = limits.pages.bound(&mut request).filter(|_| !lasts);
         // Nothing is sent before this future is polled.
         let response = self.inner.call(request);
         Box::pin(async move {
@@ -191,15 +188,14 @@ where
                 limits.leadership.check()?;
             }
             let (head, body) = in_time(response).await?.map_err(Into::into)?.into_parts();
-            let whole = Full::new(collect(body, page, &limits.pages).await?);
+            let whole = Full::new(collect(body).await?);
             Ok(Response::from_parts(head, Either::Left(whole)))
         })
     }
 }
 
-/// Reads a body to its end, but the body of a page only up to its bound. An API server that stalls within an
-/// answer counts as not answering.
-async fn collect<B>(mut body: B, mut page: Option<Page>, pages: &Pages) -> Result<Bytes, BoxError>
+/// Reads a body to its end. An API server that stalls within an answer counts as not answering.
+async fn collect<B>(mut body: B) -> Result<Bytes, BoxError>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: Into<BoxError>,
@@ -208,9 +204,6 @@ where
     while let Some(frame) = in_time(body.frame()).await? {
         if let Ok(data) = frame.map_err(Into::into)?.into_data() {
             whole.extend_from_slice(&data);
-        }
-        if let Some(page) = page.take_if(|_| whole.len() > MAX_BYTES) {
-            return Err(pages.too_large(page).into());
         }
     }
     Ok(whole.into())
@@ -234,7 +227,6 @@ mod tests {
 
     use super::*;
     use crate::apiserver::leadership::{NotLeader, is_not_leader};
-    use crate::manager::pages::PageTooLarge;
 
     fn request(method: Method, uri: &str) -> Request<Body> {
         let mut request = Request::new(Body::empty());
@@ -254,7 +246,6 @@ mod tests {
         let limits = RequestLimits {
             leadership,
             slots: Arc::new(Semaphore::new(slots)),
-            pages: Arc::default(),
         };
         limits.layer(service_fn(move |_| answer()))
     }
@@ -316,7 +307,6 @@ mod tests {
         let limits = RequestLimits {
             leadership: Leadership::unelected(),
             slots: Arc::new(Semaphore::new(1)),
-            pages: Arc::default(),
         };
         let mut service = limits.layer(service_fn(|_request: Request<Body>| async {
             let late = tokio::time::sleep(Duration::from_hours(1));
@@ -330,45 +320,6 @@ mod tests {
         assert_eq!(event.unwrap().ok().unwrap().into_data().unwrap(), "{}");
     }
 
-    /// Otherwise 500 of the largest objects that a tenant can create would be in memory together.
-    #[tokio::test]
-    async fn a_too_large_page_is_not_read_fully_and_the_next_is_smaller() {
-        let asked = Arc::new(std::sync::Mutex::new(Vec::new()));
-        let noted = Arc::clone(&asked);
-        let limits = RequestLimits {
-            leadership: Leadership::unelected(),
-            slots: Arc::new(Semaphore::new(1)),
-            pages: Arc::default(),
-        };
-        let mut service = limits.layer(service_fn(move |request: Request<Body>| {
-            noted.lock().unwrap().push(request.uri().to_string());
-            // 1.5 MiB for each object.
-            let query = request.uri().query().unwrap().to_owned();
-            let objects = query.strip_prefix("limit=").unwrap().parse::<usize>().unwrap();
-            let object = Bytes::from(vec![b'x'; 3 << 19]);
-            let pieces = (0..objects).map(move |_| Ok::<_, BoxError>(Frame::data(object.clone())));
-            let body = StreamBody::new(futures::stream::iter(pieces));
-            async { Ok::<_, BoxError>(Response::new(body)) }
-        }));
-        for _ in 0..2 {
-            let refused = service.call(request(Method::GET, "/machines?limit=500")).await;
-            assert!(refused.is_err_and(|error| error.is::<PageTooLarge>()));
-        }
-        let read = service
-            .call(request(Method::GET, "/machines?limit=500"))
-            .await
-            .ok()
-            .unwrap();
-        assert_eq!(
-            read.into_body().collect().await.unwrap().to_bytes().len(),
-            16 * (3 << 19)
-        );
-        assert_eq!(
-            *asked.lock().unwrap(),
-            [500, 62, 16].map(|limit| format!("/machines?limit={limit}"))
-        );
-    }
-
     /// A stalled connection: the head of the answer arrives, and then nothing more.
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_stalls_half_way_is_given_up_and_its_slot_is_free_again() {
@@ -377,7 +328,6 @@ mod tests {
         let limits = RequestLimits {
             leadership: Leadership::unelected(),
             slots: Arc::new(Semaphore::new(1)),
-            pages: Arc::default(),
         };
         let mut service = limits.layer(service_fn(move |_| {
             let answers = Arc::clone(&answers);

@@ -4,13 +4,11 @@
 //! leads, reconcile every object once, and then the changed objects.
 
 mod cached;
-mod controller;
 mod driver_reachability;
+mod enqueue;
 mod handlers;
 mod node_health;
 mod watch;
-mod watch_list;
-mod work_queue;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -23,10 +21,11 @@ use futures::{FutureExt as _, StreamExt as _};
 use kube::api::Api;
 use kube::runtime::watcher;
 use kube::{Client, Resource};
+use kube_fleet::pages::PAGE;
+use kube_fleet::{Controller, Store, Stored, WorkQueue, Writer, WriterDropped};
 
-use self::controller::Controller;
-use self::watch::{slim, slim_infra_machine, slim_machine, watch};
-use self::work_queue::WorkQueue;
+use self::cached::{slim, slim_infra_machine, slim_machine};
+use self::watch::watch;
 use crate::admission::AdmissionPolicies;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::reason;
@@ -35,7 +34,6 @@ use crate::api::wall_clock;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
 use crate::apiserver::Events;
 use crate::apiserver::leadership::Leadership;
-use crate::apiserver::pages::PAGE;
 use crate::cluster::{self, template};
 use crate::driver::ConfiguredDrivers;
 use crate::fleet::inventory::{ListResult, Presence};
@@ -47,7 +45,7 @@ use crate::nodes::not_ready_taint::ChangedNodes;
 use crate::nodes::volume_drain::WorkloadOutages;
 use crate::nodes::workload_cluster::{Dial, WorkloadClusters};
 use crate::nodes::{not_ready_taint, remediation, volume_drain};
-use crate::reconcile::caches::{Cache, Cached, Caches, ClusterIds, Writer, WriterDropped};
+use crate::reconcile::caches::{Caches, ClusterIds};
 use crate::reconcile::{Enqueue, Reconciler};
 use crate::telemetry::metrics::{ControllerName, MachineCount, MachinePhase, Metrics};
 
@@ -116,7 +114,7 @@ pub struct Controllers {
 /// The cache and queue of remediations, where these are reconciled.
 #[derive(Clone)]
 struct Remediations {
-    cache: Cache<DeserializeGuard<InfraMachineRemediation>>,
+    cache: Store<DeserializeGuard<InfraMachineRemediation>>,
     queue: WorkQueue<DeserializeGuard<InfraMachineRemediation>>,
 }
 
@@ -346,56 +344,60 @@ impl Controllers {
     /// Ends when `shutdown` resolves and every running reconcile is done.
     pub async fn run(self, shutdown: impl Future<Output = ()> + Clone + Send + Sync + 'static) {
         let (caches, workers) = (&self.caches, self.worker_counts());
+        let stop = || shutdown.clone();
         let of_machines = workers.machines;
         let machines = Controller::new(&caches.infra_machines, &self.infra_machine_queue, of_machines)
             .with_backlog(|facts| !facts.is_provisioned)
+            .graceful_shutdown_on(stop())
             .run(
                 machine::reconcile,
-                machine::error_policy,
+                |object, error, ctx| machine::error_policy(&object, error, &ctx),
                 Arc::clone(&self.machine_context),
-                shutdown.clone(),
             );
         let of_clusters = workers.clusters;
         let clusters = Controller::new(&caches.infra_clusters, &self.infra_cluster_queue, of_clusters)
             .with_backlog(|()| true)
+            .graceful_shutdown_on(stop())
             .run(
                 cluster::reconcile,
-                |object, error, ctx| ctx.reconciler.error_policy(object, error),
+                |object, error, ctx| ctx.reconciler.error_policy(&*object, error),
                 self.cluster_context(),
-                shutdown.clone(),
             );
+        let of_templates = workers.templates;
         let templates = Controller::new(
             &caches.infra_machine_templates,
             &self.template_queue,
-            workers.templates,
+            of_templates,
         )
         .with_backlog(|()| true)
+        .graceful_shutdown_on(stop())
         .run(
             template::reconcile,
-            |object, error, ctx| ctx.reconciler.error_policy(object, error),
+            |object, error, ctx| ctx.reconciler.error_policy(&*object, error),
             self.template_context(),
-            shutdown.clone(),
         );
-        let taints = Controller::new(&caches.infra_machines, &self.taint_queue, workers.taints).run(
-            not_ready_taint::reconcile,
-            |object, error, ctx| ctx.reconciler.error_policy(object, error),
-            Arc::clone(&self.taint_context),
-            shutdown.clone(),
-        );
-        let drains = Controller::new(&caches.machines, &self.drain_queue, workers.drains).run(
-            volume_drain::reconcile,
-            |object, error, ctx| ctx.reconciler.error_policy(object, error),
-            Arc::clone(&self.drain_context),
-            shutdown.clone(),
-        );
+        let taints = Controller::new(&caches.infra_machines, &self.taint_queue, workers.taints)
+            .graceful_shutdown_on(stop())
+            .run(
+                not_ready_taint::reconcile,
+                |object, error, ctx| ctx.reconciler.error_policy(&*object, error),
+                Arc::clone(&self.taint_context),
+            );
+        let drains = Controller::new(&caches.machines, &self.drain_queue, workers.drains)
+            .graceful_shutdown_on(stop())
+            .run(
+                volume_drain::reconcile,
+                |object, error, ctx| ctx.reconciler.error_policy(&*object, error),
+                Arc::clone(&self.drain_context),
+            );
         let remediations = self.remediations.as_ref().map(|remediations| {
             Controller::new(&remediations.cache, &remediations.queue, of_machines)
                 .with_backlog(|()| true)
+                .graceful_shutdown_on(stop())
                 .run(
                     remediation::reconcile,
-                    |object, error, ctx| ctx.reconciler.error_policy(object, error),
+                    |object, error, ctx| ctx.reconciler.error_policy(&*object, error),
                     self.remediation_context(remediations),
-                    shutdown,
                 )
                 .boxed()
         });
@@ -580,8 +582,8 @@ struct WorkerCounts {
 /// A kind, and a future that resolves when its cache is filled.
 type Filled<'a> = (Cow<'static, str>, BoxFuture<'a, Result<(), WriterDropped>>);
 
-fn filled<K: Cached>(cache: &Cache<K>) -> Filled<'_> {
-    (K::kind(&()), cache.wait_until_synced().boxed())
+fn filled<K: Stored>(cache: &Store<K>) -> Filled<'_> {
+    (K::kind(&()), cache.wait_until_ready().boxed())
 }
 
 fn in_pages() -> watcher::Config {

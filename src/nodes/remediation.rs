@@ -21,6 +21,7 @@ mod record;
 use std::sync::Arc;
 
 use kube::Client;
+use kube_fleet::Store;
 
 use self::gather::gather;
 use self::plan::{Plan, plan};
@@ -31,7 +32,7 @@ use crate::api::DeserializeGuard;
 use crate::api::v1alpha1::InfraMachineRemediation;
 use crate::apiserver::{Error, Events};
 use crate::driver::ConfiguredDrivers;
-use crate::reconcile::caches::{Cache, Caches};
+use crate::reconcile::caches::Caches;
 use crate::reconcile::{Action, Enqueue, Reconciler, Requeue};
 
 /// The context of every reconcile.
@@ -41,7 +42,7 @@ pub struct Context {
     /// The other watched objects.
     pub caches: Caches,
     /// The remediations.
-    pub remediations: Cache<DeserializeGuard<InfraMachineRemediation>>,
+    pub remediations: Store<DeserializeGuard<InfraMachineRemediation>>,
     /// The configured drivers.
     pub drivers: ConfiguredDrivers,
     /// Events.

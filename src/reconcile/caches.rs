@@ -1,21 +1,16 @@
 //! The caches of all watched kinds, and values derived from them. The reconcilers share them.
 
-mod by_version;
-mod cache;
-mod namespaced_name;
-mod packed;
-
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
 use kube::runtime::reflector::ObjectRef;
+#[cfg(test)]
+use kube_fleet::store;
+use kube_fleet::{Entry, Store};
 use parking_lot::Mutex;
 
-pub use self::by_version::ByVersion;
-pub use self::cache::{Cache, Cached, Difference, Entry, Writer, WriterDropped, cache};
-pub use self::namespaced_name::NamespacedName;
 use crate::api::cluster_api::{self, Cluster, Machine, cluster_name};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations};
@@ -23,17 +18,6 @@ use crate::telemetry::metrics::MachinePhase;
 
 /// A machine of the cache.
 pub type CachedMachine = Entry<DeserializeGuard<InfraMachine>>;
-
-/// The number of objects that are unpacked before other tasks run. Unpacking a hundred thousand objects takes
-/// seconds.
-const BETWEEN_YIELDS: usize = 256;
-
-/// Yields to other tasks now and then in a loop that unpacks many objects; `index` counts them.
-pub async fn yield_periodically(index: usize) {
-    if index % BETWEEN_YIELDS == BETWEEN_YIELDS - 1 {
-        tokio::task::yield_now().await;
-    }
-}
 
 /// The facts of an InfraMachine that scans read. Machines of one Cluster in the same state share them.
 #[allow(clippy::struct_excessive_bools)] // facts that have nothing to do with each other
@@ -78,15 +62,15 @@ pub struct MachineFacts {
 #[derive(Clone)]
 pub struct Caches {
     /// Machines of Cluster API.
-    pub machines: Cache<Machine>,
+    pub machines: Store<Machine>,
     /// Clusters of Cluster API.
-    pub clusters: Cache<Cluster>,
+    pub clusters: Store<Cluster>,
     /// Our machines.
-    pub infra_machines: Cache<DeserializeGuard<InfraMachine>>,
+    pub infra_machines: Store<DeserializeGuard<InfraMachine>>,
     /// Our templates.
-    pub infra_machine_templates: Cache<DeserializeGuard<InfraMachineTemplate>>,
+    pub infra_machine_templates: Store<DeserializeGuard<InfraMachineTemplate>>,
     /// Our clusters.
-    pub infra_clusters: Cache<DeserializeGuard<InfraCluster>>,
+    pub infra_clusters: Store<DeserializeGuard<InfraCluster>>,
 }
 
 impl Caches {
@@ -177,11 +161,11 @@ impl Caches {
     /// Returns caches that stay empty.
     pub fn empty() -> Self {
         Self {
-            machines: cache().0,
-            clusters: cache().0,
-            infra_machines: cache().0,
-            infra_machine_templates: cache().0,
-            infra_clusters: cache().0,
+            machines: store().0,
+            clusters: store().0,
+            infra_machines: store().0,
+            infra_machine_templates: store().0,
+            infra_clusters: store().0,
         }
     }
 }
@@ -193,8 +177,8 @@ impl Caches {
 /// the id that the InfraCluster or a sibling machine already carries wins over an id derived from the
 /// Cluster's UID.
 pub struct ClusterIds {
-    infra_machines: Cache<DeserializeGuard<InfraMachine>>,
-    infra_clusters: Cache<DeserializeGuard<InfraCluster>>,
+    infra_machines: Store<DeserializeGuard<InfraMachine>>,
+    infra_clusters: Store<DeserializeGuard<InfraCluster>>,
     found: Mutex<HashMap<String, String>>,
 }
 
@@ -281,6 +265,7 @@ fn annotated<K: Resource>(object: &DeserializeGuard<K>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use kube::runtime::watcher::Event;
+    use kube_fleet::Writer;
 
     use super::*;
     use crate::api::cluster_api::{ClusterSpec, ObjectReference};
@@ -288,7 +273,7 @@ mod tests {
     use crate::api::v1alpha1::InfraClusterSpec;
 
     fn caches() -> (Caches, Writer<DeserializeGuard<InfraCluster>>) {
-        let (infra_clusters, writer) = cache();
+        let (infra_clusters, writer) = store();
         let caches = Caches {
             infra_clusters,
             ..Caches::empty()
@@ -320,7 +305,7 @@ mod tests {
     #[test]
     fn a_template_belongs_to_its_owning_and_its_labelled_clusters() {
         let (mut caches, _writer) = caches();
-        let (clusters, mut writer) = cache();
+        let (clusters, mut writer) = store();
         caches.clusters = clusters;
         writer.apply_watcher_event(&Event::Apply(cluster()));
         let owned_by = |uid: &str, kind: &str| ObjectMeta {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use kube::api::ObjectMeta;
+use kube_fleet::NamespacedName;
 
 use crate::api::ObjectMetaExt as _;
 use crate::driver::{ConfiguredDriver, Permit, Priority, Waker};
-use crate::reconcile::caches::NamespacedName;
 
 /// Enqueues the object of this name.
 pub type Enqueue = Arc<dyn Fn(NamespacedName) + Send + Sync>;

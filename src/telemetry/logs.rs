@@ -19,6 +19,8 @@ macro_rules! ours {
             ",cmi_grpc=",
             $level,
             ",cmi_simulated=",
+            $level,
+            ",kube_fleet=",
             $level
         )
     };
@@ -163,7 +165,8 @@ mod tests {
         assert_eq!(filter_of(0, None).unwrap(), "kube_client::client=off,info");
         assert_eq!(
             filter_of(4, None).unwrap(),
-            "kube_client::client=off,cmi_simulated=debug,cmi_driver=debug,cmi_grpc=debug,capcmi=debug,info"
+            "kube_client::client=off,cmi_simulated=debug,kube_fleet=debug,cmi_driver=debug,cmi_grpc=debug,\
+                capcmi=debug,info"
         );
         assert_eq!(filter_of(9, Some("warn")).unwrap(), "warn");
     }

@@ -1,5 +1,6 @@
 //! Groups machines by the list that has their VMs.
 
+use kube_fleet::ByVersion;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use crate::api::annotations;
 use crate::api::identity;
 use crate::api::v1alpha1::InfraMachine;
 use crate::driver::listing::ClassRef;
-use crate::reconcile::caches::{ByVersion, CachedMachine, Caches};
+use crate::reconcile::caches::{CachedMachine, Caches};
 use cmi_driver::JsonPointer;
 
 /// The machines whose VMs are in one list.
@@ -77,6 +78,7 @@ fn group(machine: &InfraMachine, driver: &str, tag_path: &JsonPointer) -> Option
 #[cfg(test)]
 mod tests {
     use kube::runtime::watcher::Event;
+    use kube_fleet::store;
     use serde_json::{Value, json};
 
     use std::collections::BTreeSet;
@@ -84,7 +86,6 @@ mod tests {
     use super::*;
     use crate::api::identity::fixtures::{existing, in_state};
     use crate::api::{DeserializeGuard, labels};
-    use crate::reconcile::caches::cache;
 
     /// A provisioned machine of the Cluster `c`.
     fn id(name: &str) -> String {
@@ -120,8 +121,8 @@ mod tests {
         cluster: &Value,
         machines: impl IntoIterator<Item = InfraMachine>,
     ) -> Vec<Vec<String>> {
-        let (clusters, mut writer) = cache();
-        let (infra_machines, mut machine_writer) = cache();
+        let (clusters, mut writer) = store();
+        let (infra_machines, mut machine_writer) = store();
         writer.apply_watcher_event(&Event::Apply(serde_json::from_value(cluster.clone()).unwrap()));
         for machine in machines {
             machine_writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(machine))));

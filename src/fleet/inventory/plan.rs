@@ -8,7 +8,7 @@ use tokio::time::Instant;
 /// A provisioned machine that is expected in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
-    /// The hash of the InfraMachine's UID: see [`crate::reconcile::caches::Entry::uid`].
+    /// The hash of the InfraMachine's UID: see [`kube_fleet::Entry::uid`].
     pub uid: u64,
     /// The hash of its VM's id: the ids of a hundred thousand VMs take ten MiB.
     pub provider_id: u64,

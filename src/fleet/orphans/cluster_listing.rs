@@ -95,7 +95,7 @@ pub async fn lists(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reconcile::caches::NamespacedName;
+    use kube_fleet::NamespacedName;
 
     /// An orphan is deleted with the credentials of its class.
     #[test]

@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use jiff::Timestamp;
 use kube::Resource as _;
+use kube_fleet::NamespacedName;
 use parking_lot::Mutex;
 
 use super::scope::RetainedClass;
@@ -13,7 +14,6 @@ use crate::api::identity::{self, MachineId};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, annotations};
 use crate::driver::listing::ClassRef;
-use crate::reconcile::caches::NamespacedName;
 
 /// The number of retained deletions. An orphan of an older deletion is reported and not deleted.
 const MAX_DELETIONS: usize = 16_384;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use k8s_openapi::NamespaceResourceScope;
 use kube::api::ListParams;
 use kube::{Client, Resource};
+use kube_fleet::{pages, store};
 use serde::de::DeserializeOwned;
 
 use super::owner::{CommonTexts, Live, LiveMachine};
@@ -16,8 +17,7 @@ use crate::api::DeserializeGuard;
 use crate::api::bounded::Bounded;
 use crate::api::cluster_api::Cluster;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
-use crate::apiserver::{Error, pages};
-use crate::reconcile::caches::cache;
+use crate::apiserver::Error;
 
 /// Reads the objects that decide who owns the VMs, after the VMs were listed. The InfraMachines of all
 /// namespaces and labels come first, then InfraClusters and Clusters, so that a move of the machines is seen.
@@ -56,7 +56,7 @@ pub async fn objects(
     selector: Option<&str>,
 ) -> Result<Objects, Error> {
     let ours = selector.unwrap_or_default();
-    let (infra_machines, mut writer) = cache();
+    let (infra_machines, mut writer) = store();
     let list = ListParams::default().labels(ours);
     let read = all(
         client,

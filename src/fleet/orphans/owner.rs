@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
+pub use kube_fleet::NamespacedName;
 
 use super::text_index::TextIndex;
 use crate::api::cluster_api::{Cluster, cluster_name};
 use crate::api::identity::{VmRecord, VmState};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations};
-pub use crate::reconcile::caches::NamespacedName;
 use cmi_driver::ListedMachine;
 
 /// A Cluster whose VMs are scanned.

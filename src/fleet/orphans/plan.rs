@@ -28,6 +28,7 @@
 //!
 //! The delete call carries the tag `m`, and the driver compares it with the VM's own tag.
 
+use kube_fleet::NamespacedName;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::time::Duration;
@@ -38,7 +39,6 @@ use tokio::time::Instant;
 use super::owner::{Live, OwnerLookup, Scope, Siblings, owner_of};
 use crate::api::wall_clock;
 use crate::api::wall_clock::elapsed;
-use crate::reconcile::caches::NamespacedName;
 use cmi_driver::ListedMachine;
 
 /// Why an orphan is reported and not deleted.

@@ -254,6 +254,7 @@ pub(super) async fn record_event(ctx: &Context, scope: &Scope, reason: &str, tex
 
 #[cfg(test)]
 mod tests {
+    use kube_fleet::NamespacedName;
     use std::sync::Arc;
 
     use jiff::Timestamp;
@@ -261,7 +262,6 @@ mod tests {
     use super::super::plan::{KeepReason, Observation};
     use super::*;
     use crate::admission::EnforcementEpoch;
-    use crate::reconcile::caches::NamespacedName;
 
     fn vm() -> ListedMachine {
         ListedMachine {

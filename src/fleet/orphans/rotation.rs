@@ -1,10 +1,10 @@
 //! Chooses the lists of a scan when there are more lists than it may make.
 
+use kube_fleet::NamespacedName;
 use std::collections::{HashMap, HashSet};
 
 use super::scope::WatchedCluster;
 use crate::driver::listing::ClassId;
-use crate::reconcile::caches::NamespacedName;
 
 /// The most lists of a scan and driver.
 pub(super) const MAX_LISTS: usize = 512;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use kube::Resource as _;
+use kube_fleet::{ByVersion, NamespacedName};
 use serde_json::{Map, Value};
 
 use super::owner::{Scope, infra_cluster_of};
@@ -12,9 +13,7 @@ use crate::api::identity::{self, Role};
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations};
 use crate::driver::listing::{ClassId, ClassRef};
-use crate::reconcile::caches::{
-    ByVersion, CachedMachine, NamespacedName, cluster_owners, yield_periodically,
-};
+use crate::reconcile::caches::{CachedMachine, cluster_owners};
 use cmi_driver::{JsonPointer, ProviderSpec, tags};
 
 /// The class of a deleted machine. Its list shows a VM that was left behind, even if the machine was the last
@@ -58,10 +57,9 @@ pub struct Objects {
 }
 
 /// Returns a cluster id for each Cluster, recorded by one of its machines, if any.
-async fn cluster_ids(machines: &[CachedMachine]) -> HashMap<NamespacedName, String> {
+fn cluster_ids(machines: &[CachedMachine]) -> HashMap<NamespacedName, String> {
     let mut ids = HashMap::new();
-    for (index, machine) in machines.iter().enumerate() {
-        yield_periodically(index).await;
+    for machine in machines {
         let facts = machine.facts();
         if let (Some(cluster), Some(id)) = (facts.cluster.as_deref(), facts.own_cluster_id.as_deref()) {
             let cluster = NamespacedName::new(machine.key().namespace(), cluster);
@@ -103,7 +101,7 @@ impl MachineClasses {
 /// from deleted machines, and from its templates, so that a Cluster without machines is scanned, too.
 ///
 /// `resolve` returns the driver of a template, from the driver that it names and its namespace.
-pub async fn watched(
+pub fn watched(
     objects: &Objects,
     driver: &str,
     classes: impl IntoIterator<Item = Arc<ClusterClass>>,
@@ -111,7 +109,7 @@ pub async fn watched(
     tag_path: &JsonPointer,
     retained: &[RetainedClass],
 ) -> Vec<WatchedCluster> {
-    let scopes = scopes(objects).await;
+    let scopes = scopes(objects);
     let mut found: BTreeMap<&NamespacedName, BTreeSet<ClassRef>> = BTreeMap::new();
     // Returns whether the class was new.
     let mut add = |cluster: &NamespacedName, class: ClassRef| {
@@ -172,13 +170,13 @@ fn readable<K>(all: &[Arc<DeserializeGuard<K>>]) -> impl Iterator<Item = &K> {
 }
 
 /// The Clusters, with their ids and whether they are paused.
-async fn scopes(objects: &Objects) -> BTreeMap<NamespacedName, (Scope, bool)> {
+fn scopes(objects: &Objects) -> BTreeMap<NamespacedName, (Scope, bool)> {
     let infra: HashMap<NamespacedName, &DeserializeGuard<InfraCluster>> = objects
         .infra_clusters
         .iter()
         .map(|object| (NamespacedName::of(object.meta()), &**object))
         .collect();
-    let siblings = cluster_ids(&objects.infra_machines).await;
+    let siblings = cluster_ids(&objects.infra_machines);
     let scope = |cluster: &Cluster| {
         let key = NamespacedName::of(&cluster.metadata);
         let uid = cluster.metadata.uid.clone()?;
@@ -284,7 +282,7 @@ pub fn remove_identity(spec: &mut Map<String, Value>) {
 
 #[cfg(test)]
 mod tests {
-    use std::pin::pin;
+    use kube_fleet::store;
 
     use futures::FutureExt as _;
     use serde_json::json;
@@ -292,7 +290,6 @@ mod tests {
     use super::*;
     use crate::api::identity::fixtures::existing;
     use crate::api::labels;
-    use crate::reconcile::caches::cache;
 
     fn object<K: serde::de::DeserializeOwned>(value: Value) -> Arc<K> {
         Arc::new(serde_json::from_value(value).unwrap())
@@ -336,7 +333,7 @@ mod tests {
     }
 
     fn cached(machines: impl IntoIterator<Item = Arc<DeserializeGuard<InfraMachine>>>) -> Vec<CachedMachine> {
-        let (cache, mut writer) = cache();
+        let (cache, mut writer) = store();
         for machine in machines {
             writer.apply(machine);
         }
@@ -366,7 +363,7 @@ mod tests {
     ) -> Vec<WatchedCluster> {
         let mut known = MachineClasses::default();
         let classes = known.update(&objects.infra_machines, "pool", tag_path).await;
-        watched(objects, "pool", classes, resolve, tag_path, retained).await
+        watched(objects, "pool", classes, resolve, tag_path, retained)
     }
 
     fn specs(watched: &[WatchedCluster]) -> Vec<&str> {
@@ -453,7 +450,7 @@ mod tests {
     /// reused.
     #[test]
     fn the_classes_that_are_known_follow_the_machines_of_the_cache() {
-        let (machines, mut writer) = cache::<DeserializeGuard<InfraMachine>>();
+        let (machines, mut writer) = store::<DeserializeGuard<InfraMachine>>();
         let applied = |size: &str, version: &str| {
             let mut machine = (*machine("a", &json!({}))).clone();
             let metadata = &mut machine.0.as_mut().unwrap().metadata;
@@ -490,30 +487,5 @@ mod tests {
         assert_eq!(specs("other", "/tags"), Vec::<String>::new());
         writer.delete(&machine("a", &json!({})));
         assert_eq!(specs("pool", "/tags"), Vec::<String>::new());
-    }
-
-    #[test]
-    fn a_whole_fleet_is_not_looked_through_at_once() {
-        let tag_map = json!({"kubernetes.io/cluster": "c-1"});
-        let machines = (0..600).map(|number| machine(&number.to_string(), &tag_map));
-        let objects = Objects {
-            clusters: vec![cluster("c", false)],
-            infra_machines: cached(machines),
-            ..Objects::default()
-        };
-        let tag_path = "/tags".parse().unwrap();
-        let mut looking = pin!(watched_by_pool(&objects, |_, _| None, &tag_path, &[]));
-        let polls = (0..100).map(|_| looking.as_mut().now_or_never());
-        let (mut others_went_on, mut found) = (0, None);
-        for poll in polls {
-            if poll.is_some() {
-                found = poll;
-                break;
-            }
-            others_went_on += 1;
-        }
-        // Twice for each of the two passes through all machines.
-        assert_eq!(others_went_on, 4);
-        assert_eq!(specs(&found.unwrap()).len(), 1);
     }
 }

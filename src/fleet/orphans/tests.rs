@@ -133,11 +133,11 @@ fn api_server() -> (Client, Arc<Mutex<Vec<String>>>) {
     (Client::new(service, "default"), notes)
 }
 
-fn filled<K>(objects: Vec<Value>) -> crate::reconcile::caches::Cache<K>
+fn filled<K>(objects: Vec<Value>) -> kube_fleet::Store<K>
 where
-    K: crate::reconcile::caches::Cached + serde::de::DeserializeOwned,
+    K: kube_fleet::Stored + serde::de::DeserializeOwned,
 {
-    let (store, mut writer) = crate::reconcile::caches::cache();
+    let (store, mut writer) = kube_fleet::store();
     for object in objects {
         // DeserializeGuard objects can be read from text alone.
         let object = serde_json::from_str(&object.to_string()).unwrap();
@@ -321,7 +321,7 @@ async fn the_caches_know_the_owner_of_a_vm_by_its_id_its_identity_or_its_name() 
     };
     let listing = |vms: &[ListedMachine]| ClusterListing {
         scope: Scope {
-            cluster: crate::reconcile::caches::NamespacedName::new("ns", "c"),
+            cluster: kube_fleet::NamespacedName::new("ns", "c"),
             uid: "u-c".to_owned(),
             cluster_id: "c-1".to_owned(),
         },

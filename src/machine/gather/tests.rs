@@ -184,7 +184,7 @@ async fn a_machine_that_wants_a_vm_sees_every_other_that_names_it() {
         machine
     };
     let (first, second) = (wants("ns1", "m1"), wants("ns2", "m2"));
-    let (infra_machines, mut writer) = crate::reconcile::caches::cache();
+    let (infra_machines, mut writer) = kube_fleet::store();
     let mut ctx = context(FakeDriver::default());
     ctx.caches.infra_machines = infra_machines;
     writer.apply_watcher_event(&Event::Apply(DeserializeGuard(Ok(first.clone()))));

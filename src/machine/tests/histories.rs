@@ -419,10 +419,10 @@ fn process(server: &Server, back_end: &BackEnd, next_write: &Arc<Mutex<Option<Fa
         }
     });
     ctx.client = Client::new(service, "default");
-    let (machines, mut writer) = crate::reconcile::caches::cache();
+    let (machines, mut writer) = kube_fleet::store();
     writer.apply(Arc::new(owner()));
     ctx.caches.machines = machines;
-    let (clusters, mut writer) = crate::reconcile::caches::cache();
+    let (clusters, mut writer) = kube_fleet::store();
     writer.apply(Arc::new(cluster()));
     ctx.caches.clusters = clusters;
     Arc::new(ctx)

@@ -11,6 +11,7 @@ use std::time::Duration;
 use kube::Resource as _;
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
+use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Controllers;
@@ -19,7 +20,7 @@ use crate::api::conditions;
 use crate::api::v1alpha1::InfraMachine;
 use crate::driver::{ConfiguredDriver, Reachability, StableReachability};
 use crate::machine::Reference;
-use crate::reconcile::caches::{CachedMachine, yield_periodically};
+use crate::reconcile::caches::CachedMachine;
 
 /// The minimum time between two rounds of retries of a driver's waiting machines. It doubles each time that
 /// the driver soon becomes unreachable again, because each round of failures costs status writes.
@@ -145,8 +146,8 @@ impl Controllers {
         which: impl Fn(&InfraMachine) -> bool,
     ) -> Vec<Reference> {
         let mut found = Vec::new();
-        for (index, entry) in self.all_machines_of(driver).into_iter().enumerate() {
-            yield_periodically(index).await;
+        for entry in self.all_machines_of(driver) {
+            consume_budget().await;
             let object = entry.object();
             if object.is_some_and(|object| object.0.as_ref().is_ok_and(&which)) {
                 found.push(entry.key().reference());

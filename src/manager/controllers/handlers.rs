@@ -7,10 +7,11 @@ use std::sync::Arc;
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource, ResourceExt};
+use kube_fleet::{Change, Entry, Update, WorkQueue};
+use tokio::task::coop::consume_budget;
 
+use super::enqueue::{enqueue_object, enqueue_object_unless};
 use super::node_health::NodeChange;
-use super::watch::{CacheUpdate, Change, enqueue_object, enqueue_object_unless};
-use super::work_queue::WorkQueue;
 use super::{Controllers, Remediations};
 use crate::api::cluster_api::{Cluster, Machine, cluster_name};
 use crate::api::identity;
@@ -20,12 +21,10 @@ use crate::api::wall_clock;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations, fingerprint, labels};
 use crate::machine::LookUpHint;
 use crate::nodes::{not_ready_taint, volume_drain};
-use crate::reconcile::caches::{
-    CachedMachine, Caches, Entry, cluster_owners, machine_owner, yield_periodically,
-};
+use crate::reconcile::caches::{CachedMachine, Caches, cluster_owners, machine_owner};
 
 impl Controllers {
-    pub(super) fn on_machine(&self) -> impl Fn(&CacheUpdate<Machine>) + Send + 'static {
+    pub(super) fn on_machine(&self) -> impl Fn(&Update<Machine>) + Send + 'static {
         let infra_machine_queue = self.infra_machine_queue.clone();
         let (hint, on_node_change) = (self.look_up_hint(), self.on_node_change());
         let remediations = self.remediations.clone();
@@ -89,8 +88,8 @@ impl Controllers {
             let is_healthy = entry.facts().node_is_healthy;
             is_healthy == Some(false) || is_healthy == Some(true) && has_any_vanished
         });
-        for (index, entry) in candidates.iter().enumerate() {
-            yield_periodically(index).await;
+        for entry in &candidates {
+            consume_budget().await;
             let Some(machine) = entry.object() else { continue };
             if let Some(node_change) = NodeChange::of(&machine) {
                 hint(&machine, node_change);
@@ -120,8 +119,8 @@ impl Controllers {
     /// Enqueues the machines whose Nodes still had their taint when this replica began to lead.
     pub(super) async fn enqueue_tainted_nodes(&self) {
         let tainted = self.caches.infra_machines.select(|entry| entry.facts().has_taint);
-        for (index, entry) in tainted.iter().enumerate() {
-            yield_periodically(index).await;
+        for entry in &tainted {
+            consume_budget().await;
             if awaits_reconcile(&self.taint_context, entry) {
                 self.taint_queue.enqueue_key(entry.key().clone());
             }
@@ -153,7 +152,7 @@ impl Controllers {
         }
     }
 
-    pub(super) fn on_cluster(&self) -> impl Fn(&CacheUpdate<Cluster>) + Send + 'static {
+    pub(super) fn on_cluster(&self) -> impl Fn(&Update<Cluster>) + Send + 'static {
         let infra_machine_queue = self.infra_machine_queue.clone();
         let infra_cluster_queue = self.infra_cluster_queue.clone();
         let (template_queue, caches) = (self.template_queue.clone(), self.caches.clone());
@@ -207,7 +206,7 @@ impl Controllers {
 
     pub(super) fn on_infra_machine(
         &self,
-    ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachine>>) + Send + 'static {
+    ) -> impl Fn(&Update<DeserializeGuard<InfraMachine>>) + Send + 'static {
         // A driver may return another last known state with each call. If such a change enqueued the machine,
         // each call would immediately lead to the next call.
         let enqueue_object =
@@ -272,7 +271,7 @@ impl Controllers {
     /// change would cost a write per machine.
     pub(super) fn on_infra_cluster(
         &self,
-    ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraCluster>>) + Send + 'static {
+    ) -> impl Fn(&Update<DeserializeGuard<InfraCluster>>) + Send + 'static {
         let on_object = self.on_object(self.infra_cluster_queue.clone());
         let (infra_machine_queue, caches) = (self.infra_machine_queue.clone(), self.caches.clone());
         move |update| {
@@ -303,7 +302,7 @@ impl Controllers {
     }
 
     /// Enqueues objects that have their own reconciles. A deleted object leaves the queues of the drivers.
-    pub(super) fn on_object<K>(&self, queue: WorkQueue<K>) -> impl Fn(&CacheUpdate<K>) + Send + 'static
+    pub(super) fn on_object<K>(&self, queue: WorkQueue<K>) -> impl Fn(&Update<K>) + Send + 'static
     where
         K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
     {
@@ -315,15 +314,15 @@ impl Controllers {
     pub(super) fn on_remediation(
         &self,
         queue: WorkQueue<DeserializeGuard<InfraMachineRemediation>>,
-    ) -> impl Fn(&CacheUpdate<DeserializeGuard<InfraMachineRemediation>>) + Send + 'static {
+    ) -> impl Fn(&Update<DeserializeGuard<InfraMachineRemediation>>) + Send + 'static {
         self.forgetting(enqueue_object_unless(queue, own_annotation_of_remediation))
     }
 
     /// Removes deleted objects from the queues of the drivers.
     fn forgetting<K>(
         &self,
-        enqueue_object: impl Fn(&CacheUpdate<K>) + Send + 'static,
-    ) -> impl Fn(&CacheUpdate<K>) + Send + 'static
+        enqueue_object: impl Fn(&Update<K>) + Send + 'static,
+    ) -> impl Fn(&Update<K>) + Send + 'static
     where
         K: Resource<DynamicType = ()> + Clone + Send + Sync + 'static,
     {

@@ -1,7 +1,8 @@
 //! Nodes that stop reporting, or report again: a reason to ask a driver about one VM. A list shows that a VM
 //! exists, not that it runs.
 
-use super::watch::Change;
+use kube_fleet::Change;
+
 use crate::api::cluster_api::Machine;
 use crate::reconcile::caches::InfraMachineFacts;
 

@@ -7,6 +7,7 @@ use kube::api::{Api, GetParams, ListParams};
 use kube::core::Request;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Resource as _, ResourceExt as _};
+use kube_fleet::pages;
 
 use super::drain_rules::{DrainRules, MachineDrainRule};
 use super::plan::{DrainedMachine, Infra, Observed};
@@ -15,7 +16,7 @@ use crate::api::cluster_api::{self, Machine};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::wall_clock;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
-use crate::apiserver::{Error, pages};
+use crate::apiserver::Error;
 
 /// The most MachineDrainRules that are read in a namespace.
 const MAX_RULES: usize = 64;

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 
 use kube::api::ListParams;
 use kube::{Client, Resource};
+use kube_fleet::pages;
 use serde::de::DeserializeOwned;
 
 use super::Error;
@@ -17,7 +18,7 @@ use capcmi::api::conditions::reason;
 use capcmi::api::identity::driver_name;
 use capcmi::api::v1alpha1::{InfraCluster, InfraMachine};
 use capcmi::api::{DeserializeGuard, Parts};
-use capcmi::apiserver::{error_message, pages};
+use capcmi::apiserver::error_message;
 use capcmi::driver::{ConfiguredDrivers, Priority};
 use capcmi::machine::{phase, phase_reason};
 use cmi_driver::Status;

@@ -73,6 +73,7 @@ const NAMES: &[(Part, &[&str])] = &[
             "k8s_openapi",
             "capcmi::manager::controllers",
             "capcmi::reconcile::caches",
+            "kube_fleet",
         ],
     ),
     (

@@ -2,14 +2,13 @@ use std::sync::Arc;
 
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
+use kube::runtime::watcher::Event;
+use kube_fleet::store;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::api::identity::fixtures::existing;
-use crate::api::{annotations, labels};
-use crate::manager::controllers::watch::{slim_infra_machine, slim_machine};
-use crate::reconcile::caches::cache;
 
 fn infra_machine(change: impl FnOnce(&mut Value)) -> DeserializeGuard<InfraMachine> {
     let mut object = json!({
@@ -86,10 +85,10 @@ fn an_infra_machine_that_its_text_would_change_is_kept_as_it_is() {
         object["status"]["lastOperation"]["nextRetryTime"] = json!("2026-05-04T10:11:13.25Z");
     });
     assert!(infra.pack().is_none());
-    let (cache, mut writer) = cache();
-    writer.begin_list();
-    writer.listed(infra.clone());
-    drop(writer.end_list());
+    let (cache, mut writer) = store();
+    for event in [Event::Init, Event::InitApply(infra.clone()), Event::InitDone] {
+        writer.apply_watcher_event(&event);
+    }
     let out = cache.get(&ObjectRef::from_obj(&infra)).unwrap();
     assert_eq!(all_of(&out), all_of(&infra));
 }
@@ -99,6 +98,36 @@ fn an_infra_machine_that_cannot_be_read_is_kept_as_it_is() {
     let object = infra_machine(|object| object["spec"] = json!({"providerSpec": 1}));
     assert!(object.0.is_err() && object.pack().is_none());
     assert_eq!(object.facts().cluster.as_deref(), Some("c"));
+}
+
+#[test]
+fn a_cached_infra_machine_has_no_room_for_what_does_not_come() {
+    let mut object: DeserializeGuard<InfraMachine> = serde_json::from_value(json!({
+        "metadata": {"name": "a", "finalizers": ["f"], "managedFields": [{"manager": "m"}],
+        "ownerReferences": [
+            {"apiVersion": "v", "kind": "k", "name": "n", "uid": "u"},
+        ]},
+        "spec": {"providerSpec": {}},
+        "status": {
+            "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}],
+            "conditions": [{
+                "type": "t", "status": "True", "reason": "r", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }],
+        },
+    }))
+    .unwrap();
+    slim_infra_machine(&mut object);
+    let machine = object.0.unwrap();
+    let status = machine.status.unwrap();
+    let capacities = [
+        machine.metadata.finalizers.unwrap().capacity(),
+        machine.metadata.owner_references.unwrap().capacity(),
+        status.addresses.capacity(),
+        status.conditions.capacity(),
+    ];
+    assert_eq!(capacities, [1; 4]);
+    assert!(machine.metadata.managed_fields.is_none());
 }
 
 #[test]
@@ -131,7 +160,7 @@ fn a_machine_comes_out_as_it_was_packed() {
 /// Far more machines than the cache keeps unpacked.
 #[test]
 fn machines_that_were_put_to_rest_are_read_as_they_were_written() {
-    let (cache, mut writer) = cache::<DeserializeGuard<InfraMachine>>();
+    let (cache, mut writer) = store::<DeserializeGuard<InfraMachine>>();
     let named =
         |number: usize| infra_machine(|object| object["metadata"]["name"] = json!(format!("m-{number}")));
     for number in 0..2000 {
@@ -269,8 +298,8 @@ proptest! {
     /// Any content, in any combination.
     #[test]
     fn what_was_listed_comes_out_of_the_cache_as_it_was(objects in objects()) {
-        let (cache, mut writer) = cache();
-        writer.begin_list();
+        let (cache, mut writer) = store();
+        writer.apply_watcher_event(&Event::Init);
         let mut all = Vec::new();
         for (number, mut object) in objects.into_iter().enumerate() {
             object["metadata"]["name"] = json!(format!("m-{number}"));
@@ -279,10 +308,10 @@ proptest! {
             prop_assert!(infra.0.is_ok(), "{object}");
             let is_exact = !has_fractions(&object) && !object.to_string().contains('.');
             prop_assert!(infra.pack().is_some() || !is_exact, "{object} is not packed");
-            writer.listed(infra.clone());
+            writer.apply_watcher_event(&Event::InitApply(infra.clone()));
             all.push(infra);
         }
-        drop(writer.end_list());
+        writer.apply_watcher_event(&Event::InitDone);
         for infra in all {
             let out = cache.get(&ObjectRef::from_obj(&infra)).unwrap();
             prop_assert_eq!(all_of(&out), all_of(&infra));

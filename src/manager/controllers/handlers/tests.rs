@@ -2,13 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use futures::FutureExt as _;
-use kube::runtime::watcher::Event;
+use futures::channel::mpsc::{UnboundedSender, unbounded};
+use futures::stream::BoxStream;
+use futures::{FutureExt as _, StreamExt as _};
+use kube::runtime::watcher::{self, Event};
+use kube_fleet::{Stored, Writer, reflector};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::task::coop::unconstrained;
+use tokio::task::yield_now;
 
-use super::super::watch::CacheWriter;
-use super::super::{Options, Writer, Writers, caches};
+use super::super::{Options, Writers, caches};
 use super::*;
 use crate::api::identity::fixtures::existing;
 use crate::api::v1alpha1::InfraMachineTemplate;
@@ -18,14 +22,37 @@ use crate::driver::tests::{FakeDriver, driver_with_one_permit};
 use crate::driver::{ConfiguredDrivers, Priority, Waker};
 use crate::telemetry::metrics::Metrics;
 
+/// A watch whose events come from a test.
+struct Watch<K> {
+    events: UnboundedSender<Event<K>>,
+    updates: BoxStream<'static, Result<Update<K>, watcher::Error>>,
+}
+
+impl<K: Stored> Watch<K> {
+    fn new(writer: Writer<K>) -> Self {
+        let (sender, events) = unbounded();
+        Self {
+            events: sender,
+            updates: reflector(writer, events.map(Ok)).boxed(),
+        }
+    }
+
+    /// Returns the updates that follow from an event.
+    fn take(&mut self, event: Event<K>) -> Vec<Update<K>> {
+        self.events.unbounded_send(event).unwrap();
+        let next = || unconstrained(self.updates.next()).now_or_never().flatten();
+        std::iter::from_fn(next).map(Result::unwrap).collect()
+    }
+}
+
 /// The handlers of a leading process, and the queues that they fill.
 struct Watched {
     controllers: Controllers,
-    machines: CacheWriter<Machine>,
-    clusters: CacheWriter<Cluster>,
-    infra_machines: CacheWriter<DeserializeGuard<InfraMachine>>,
-    infra_clusters: CacheWriter<DeserializeGuard<InfraCluster>>,
-    templates: CacheWriter<DeserializeGuard<InfraMachineTemplate>>,
+    machines: Watch<Machine>,
+    clusters: Watch<Cluster>,
+    infra_machines: Watch<DeserializeGuard<InfraMachine>>,
+    infra_clusters: Watch<DeserializeGuard<InfraCluster>>,
+    templates: Watch<DeserializeGuard<InfraMachineTemplate>>,
     woken: Box<dyn FnMut() -> BTreeSet<String>>,
 }
 
@@ -81,11 +108,11 @@ fn watched() -> Watched {
     } = writers;
     Watched {
         controllers,
-        machines: CacheWriter::new(machines),
-        clusters: CacheWriter::new(clusters),
-        infra_machines: CacheWriter::new(infra_machines),
-        infra_clusters: CacheWriter::new(infra_clusters),
-        templates: CacheWriter::new(infra_machine_templates),
+        machines: Watch::new(machines),
+        clusters: Watch::new(clusters),
+        infra_machines: Watch::new(infra_machines),
+        infra_clusters: Watch::new(infra_clusters),
+        templates: Watch::new(infra_machine_templates),
         woken: Box::new(woken),
     }
 }
@@ -191,7 +218,7 @@ async fn a_remediation_wakes_for_changes_other_than_its_own_record() {
     let queue = WorkQueue::default();
     let mut received = queue.receive();
     let notify = watched.controllers.on_remediation(queue);
-    let mut cache = CacheWriter::new(Writer::default());
+    let mut cache = Watch::new(Writer::default());
     let mut wakes = |version: u32, annotations: &Value| {
         let object = json!({
             "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineRemediation",
@@ -393,7 +420,7 @@ async fn a_healthy_node_hints_that_a_vanished_vm_is_back() {
 async fn an_infra_cluster_that_is_new_in_a_list_is_reconciled() {
     let (_caches, writers) = caches();
     let watched = watched();
-    let mut cache_writer = CacheWriter::new(writers.infra_clusters);
+    let mut cache_writer = Watch::new(writers.infra_clusters);
     let notify = watched
         .controllers
         .on_object(watched.controllers.infra_cluster_queue.clone());
@@ -558,7 +585,9 @@ async fn what_looks_at_every_machine_of_a_fleet_lets_others_go_on_meanwhile() {
         watched.machine(&Event::Apply(machine(&name, 1, &silent)));
     }
     let controllers = &watched.controllers;
+    yield_now().await;
     assert!(controllers.enqueue_tainted_nodes().now_or_never().is_none());
+    yield_now().await;
     assert!(
         controllers
             .hint_machines_with_unhealthy_nodes()
@@ -566,6 +595,7 @@ async fn what_looks_at_every_machine_of_a_fleet_lets_others_go_on_meanwhile() {
             .is_none()
     );
     let all = || controllers.machines_of("pool", |_| true);
+    yield_now().await;
     assert!(all().now_or_never().is_none());
     assert_eq!(all().await.len(), 600);
     drop((watched.woken)());

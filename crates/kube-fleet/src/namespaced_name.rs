@@ -1,12 +1,11 @@
 //! The key of an object of a kind.
 
-use crate::api::ObjectMetaExt as _;
 use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
+use kube::core::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 
 /// Namespace and name of an object. Cloning it copies nothing.
@@ -23,7 +22,10 @@ impl NamespacedName {
 
     /// The key of an object with these metadata.
     pub fn of(meta: &ObjectMeta) -> Self {
-        Self::new(meta.namespace(), meta.name())
+        Self::new(
+            meta.namespace.as_deref().unwrap_or_default(),
+            meta.name.as_deref().unwrap_or_default(),
+        )
     }
 
     /// The object's namespace.

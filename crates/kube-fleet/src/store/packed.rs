@@ -1,6 +1,6 @@
 //! Objects at rest, compressed.
 //!
-//! Machines of one template differ only in names, ids and times. So an object is kept as JSON that LZ4
+//! Objects of one template differ only in names, ids and times. So an object is kept as JSON that LZ4
 //! compresses with the JSON of a similar object as dictionary. All objects of a group share the dictionary. A
 //! tenth of the JSON remains, which is a tenth of the object.
 
@@ -112,6 +112,8 @@ impl Dictionaries {
 
 #[cfg(test)]
 mod tests {
+    use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
+
     use proptest::prelude::*;
 
     use super::*;
@@ -125,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_of_a_group_share_what_they_have_in_common() {
+    fn objects_of_a_group_share_a_dictionary() {
         let mut dictionaries = Dictionaries::default();
         let sizes: Vec<_> = (0..100)
             .map(|number| dictionaries.pack(1, &machine(number)).bytes.len())
@@ -139,7 +141,8 @@ mod tests {
 
     /// Returns an object of a group. It shares no text with other groups.
     fn of_group(group: u64) -> Vec<u8> {
-        let words = (0..32).map(|word| crate::api::fingerprint((group, word)));
+        let hashes = BuildHasherDefault::<DefaultHasher>::new();
+        let words = (0..32).map(|word| hashes.hash_one((group, word)));
         words.flat_map(u64::to_le_bytes).collect()
     }
 
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_group_gets_a_dictionary_also_beside_many_live_groups() {
+    fn a_group_after_many_others_still_gets_a_dictionary() {
         let mut dictionaries = Dictionaries::default();
         let many = 3 * u64::try_from(SPARE_GROUPS).unwrap();
         let kept: Vec<_> = (0..many).map(|group| two(&mut dictionaries, group)).collect();
@@ -159,7 +162,7 @@ mod tests {
 
     /// Users may create and delete many objects, each of another group.
     #[test]
-    fn dictionaries_of_groups_without_objects_are_limited() {
+    fn dictionaries_of_deleted_objects_are_bounded() {
         let mut dictionaries = Dictionaries::default();
         for group in 0..5 * u64::try_from(SPARE_GROUPS).unwrap() {
             drop(two(&mut dictionaries, group));
@@ -168,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dictionary_that_is_no_good_any_more_is_replaced() {
+    fn an_unsuitable_dictionary_is_replaced() {
         let mut dictionaries = Dictionaries::default();
         let mut kept = Vec::new();
         for number in 0..200_u64 {
@@ -183,7 +186,7 @@ mod tests {
 
     /// A defect in the compression must not cost the object.
     #[test]
-    fn a_text_that_does_not_come_out_of_what_was_compressed_is_kept_as_it_is() {
+    fn a_text_that_does_not_survive_compression_is_kept_as_it_is() {
         let (text, other) = (machine(1), machine(2));
         for compressed in [compress_with_dict(&other, &[]), vec![0xff; 9]] {
             assert!(compressed.len() < text.len());
@@ -199,7 +202,7 @@ mod tests {
     proptest! {
         /// Any texts, in any order.
         #[test]
-        fn what_is_packed_is_what_comes_out(texts in texts()) {
+        fn a_packed_text_is_unpacked_unchanged(texts in texts()) {
             let mut dictionaries = Dictionaries::default();
             let packed: Vec<_> = texts.iter().map(|(group, text)| dictionaries.pack(*group, text)).collect();
             for ((_, text), packed) in texts.iter().zip(packed) {

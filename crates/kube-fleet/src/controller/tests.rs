@@ -2,13 +2,14 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::ResourceExt as _;
-use kube::runtime::reflector::ObjectRef;
 use tokio::sync::{Notify, Semaphore};
+use tokio::time::Instant;
 
 use super::*;
-use crate::api::cluster_api::{Machine, MachineSpec};
-use crate::reconcile::caches::cache;
+use crate::fixtures::{config_map, reference};
+use crate::store;
 
 /// The reconciles so far, and the events that they wait for.
 struct Seen {
@@ -52,8 +53,8 @@ struct Failed;
 
 /// The object `again` is reconciled again in 5 s, and `busy` always and immediately. `fails` fails the first
 /// time.
-async fn reconcile(machine: Arc<Machine>, seen: Arc<Seen>) -> Result<Action, Failed> {
-    let name = machine.name_any();
+async fn reconcile(object: Arc<ConfigMap>, seen: Arc<Seen>) -> Result<Action, Failed> {
+    let name = object.name_any();
     {
         *seen.runs.lock().unwrap().entry(name.clone()).or_default() += 1;
         seen.order.lock().unwrap().push(name.clone());
@@ -75,46 +76,30 @@ async fn reconcile(machine: Arc<Machine>, seen: Arc<Seen>) -> Result<Action, Fai
 /// The limit of reconciles of `busy`: the paused clock does not advance in the meantime.
 const MAX_RUNS: usize = 1000;
 
-fn in_seven_seconds(_: &Machine, _: &Failed, _: &Seen) -> Action {
+fn in_seven_seconds(_: Arc<ConfigMap>, _: &Failed, _: Arc<Seen>) -> Action {
     Action::requeue(Duration::from_secs(7))
 }
 
-async fn run_until(controller: Controller<Machine>, seen: &Arc<Seen>, until: impl Future<Output = ()>) {
-    let run = controller.run(
-        reconcile,
-        in_seven_seconds,
-        Arc::clone(seen),
-        std::future::pending(),
-    );
+async fn run_until(controller: Controller<ConfigMap>, seen: &Arc<Seen>, until: impl Future<Output = ()>) {
     tokio::select! {
-        () = run => panic!("it ended"),
+        () = controller.run(reconcile, in_seven_seconds, Arc::clone(seen)) => panic!("it ended"),
         () = until => {}
     }
 }
 
-fn machine(name: &str) -> Arc<Machine> {
-    let mut machine = Machine::new(name, MachineSpec::default());
-    machine.metadata.namespace = Some("ns".to_owned());
-    Arc::new(machine)
-}
-
-fn machines(names: &[&str]) -> Cache<Machine> {
-    let (cache, mut writer) = cache();
+fn objects(names: &[&str]) -> Store<ConfigMap> {
+    let (store, mut writer) = store();
     for name in names {
-        writer.apply(machine(name));
+        writer.apply(Arc::new(config_map(name, name, 1)));
     }
-    cache
-}
-
-fn reference(name: &str) -> ObjectRef<Machine> {
-    ObjectRef::new(name).within("ns")
+    store
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_start_looks_at_everything_once_and_at_so_many_at_a_time() {
-    let cache = machines(&["a", "b", "c", "d", "e"]);
+async fn a_start_reconciles_every_object_once_within_its_limit() {
+    let store = objects(&["a", "b", "c", "d", "e"]);
     let (seen, queue) = (Seen::new(0), WorkQueue::default());
-    let controller = Controller::new(&cache, &queue, 2).with_backlog(|_| true);
+    let controller = Controller::new(&store, &queue, 2).with_backlog(|_| true);
     let all = async {
         seen.until(|seen| seen.runs.lock().unwrap().len() >= 2).await;
         seen.may_end.add_permits(100);
@@ -127,10 +112,10 @@ async fn a_start_looks_at_everything_once_and_at_so_many_at_a_time() {
 
 /// The running reconcile may have missed the change.
 #[tokio::test(start_paused = true)]
-async fn a_change_during_a_reconcile_leads_to_one_more_and_never_in_parallel() {
-    let cache = machines(&["a"]);
+async fn a_request_during_a_reconcile_leads_to_one_more_after_it() {
+    let store = objects(&["a"]);
     let (seen, queue) = (Seen::new(0), WorkQueue::default());
-    let controller = Controller::new(&cache, &queue, 8);
+    let controller = Controller::new(&store, &queue, 8);
     queue.enqueue(reference("a"));
     queue.enqueue(reference("not there"));
     let all = async {
@@ -148,16 +133,16 @@ async fn a_change_during_a_reconcile_leads_to_one_more_and_never_in_parallel() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_object_is_reconciled_at_its_requeue_time_or_at_a_change() {
-    let cache = machines(&["again"]);
+async fn an_object_is_requeued_and_earlier_when_it_changes() {
+    let store = objects(&["again"]);
     let (seen, queue) = (Seen::new(100), WorkQueue::default());
-    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
+    let controller = Controller::new(&store, &queue, 1).with_backlog(|_| true);
     let started = Instant::now();
     run_until(controller, &seen, seen.until(|seen| seen.runs("again") >= 2)).await;
     assert_eq!(started.elapsed().as_secs(), 5);
 
     let (seen, queue) = (Seen::new(100), WorkQueue::default());
-    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
+    let controller = Controller::new(&store, &queue, 1).with_backlog(|_| true);
     let started = Instant::now();
     let changes = async {
         seen.until(|seen| seen.runs("again") >= 1).await;
@@ -170,17 +155,13 @@ async fn an_object_is_reconciled_at_its_requeue_time_or_at_a_change() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_end_waits_for_what_has_begun_and_begins_nothing() {
-    let cache = machines(&["a", "b"]);
+async fn a_shutdown_waits_for_running_reconciles_and_begins_none() {
+    let store = objects(&["a", "b"]);
     let (seen, queue) = (Seen::new(0), WorkQueue::default());
-    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
-    let shutdown = Notify::new();
-    let run = controller.run(
-        reconcile,
-        in_seven_seconds,
-        Arc::clone(&seen),
-        shutdown.notified(),
-    );
+    let controller = Controller::new(&store, &queue, 1).with_backlog(|_| true);
+    let shutdown = Arc::new(Notify::new());
+    let controller = controller.graceful_shutdown_on(Arc::clone(&shutdown).notified_owned());
+    let run = controller.run(reconcile, in_seven_seconds, Arc::clone(&seen));
     let mut run = std::pin::pin!(run);
     tokio::select! {
         () = &mut run => panic!("it ended"),
@@ -195,10 +176,10 @@ async fn an_end_waits_for_what_has_begun_and_begins_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reconcile_that_failed_is_repeated_when_the_error_policy_says() {
-    let cache = machines(&["fails"]);
+async fn a_failed_reconcile_is_repeated_by_the_error_policy() {
+    let store = objects(&["fails"]);
     let (seen, queue) = (Seen::new(100), WorkQueue::default());
-    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
+    let controller = Controller::new(&store, &queue, 1).with_backlog(|_| true);
     let started = Instant::now();
     run_until(controller, &seen, seen.until(|seen| seen.runs("fails") >= 2)).await;
     assert_eq!(started.elapsed().as_secs(), 7);
@@ -206,15 +187,15 @@ async fn a_reconcile_that_failed_is_repeated_when_the_error_policy_says() {
 
 /// A start of a hundred thousand objects must not delay the object that a user has just changed.
 #[tokio::test(start_paused = true)]
-async fn what_changes_is_reconciled_before_a_start_has_looked_at_everything() {
+async fn a_changed_object_overtakes_the_backlog() {
     let names: Vec<_> = (0..100).map(|number| format!("m-{number}")).collect();
-    let (cache, mut writer) = cache();
+    let (store, mut writer) = store();
     for name in &names {
-        writer.apply(machine(name));
+        writer.apply(Arc::new(config_map(name, name, 1)));
     }
     let (seen, queue) = (Seen::new(0), WorkQueue::default());
-    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
-    writer.apply(machine("changed"));
+    let controller = Controller::new(&store, &queue, 1).with_backlog(|_| true);
+    writer.apply(Arc::new(config_map("changed", "u", 1)));
     let all = async {
         seen.until(|seen| !seen.order().is_empty()).await;
         queue.enqueue(reference("changed"));
@@ -227,10 +208,10 @@ async fn what_changes_is_reconciled_before_a_start_has_looked_at_everything() {
 
 /// An object that is never done must not keep a start from the others.
 #[tokio::test(start_paused = true)]
-async fn a_start_looks_at_everything_though_one_object_is_always_asked_for() {
-    let cache = machines(&["a", "b", "busy", "c", "d"]);
+async fn a_busy_object_does_not_block_the_backlog() {
+    let store = objects(&["a", "b", "busy", "c", "d"]);
     let (seen, queue) = (Seen::new(10 * MAX_RUNS), WorkQueue::default());
-    let controller = Controller::new(&cache, &queue, 1).with_backlog(|_| true);
+    let controller = Controller::new(&store, &queue, 1).with_backlog(|_| true);
     queue.enqueue(reference("busy"));
     run_until(
         controller,
@@ -245,31 +226,22 @@ async fn a_start_looks_at_everything_though_one_object_is_always_asked_for() {
     }
 }
 
-/// The other controllers share the task, and with one thread so does the lease.
+/// With one thread, the renewal of a lease would wait for the whole fleet.
 #[tokio::test]
-async fn a_fleet_at_rest_lets_others_go_on_while_it_is_looked_at() {
+async fn other_tasks_run_while_a_fleet_at_rest_is_reconciled() {
     const FLEET: usize = 1000;
     let names: Vec<_> = (0..FLEET).map(|n| format!("m-{n}")).collect();
-    let cache = machines(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    let store = objects(&names.iter().map(String::as_str).collect::<Vec<_>>());
     let (seen, queue) = (Seen::new(0), WorkQueue::default());
-    let controller = Controller::new(&cache, &queue, 2).with_backlog(|_| true);
-    let at_rest = async |machine: Arc<Machine>, seen: Arc<Seen>| {
-        seen.order.lock().unwrap().push(machine.name_any());
-        Ok::<_, Failed>(Action::await_change())
-    };
-    let run = controller.run(
-        at_rest,
-        in_seven_seconds,
-        Arc::clone(&seen),
-        std::future::pending(),
-    );
-    let other = async {
-        tokio::task::yield_now().await;
-        seen.order().len()
-    };
-    tokio::select! {
-        biased;
-        () = run => panic!("nothing has ended it"),
-        looked_at = other => assert!(looked_at < FLEET, "{looked_at}"),
-    }
+    let controller = Controller::new(&store, &queue, 2).with_backlog(|_| true);
+    let run = tokio::spawn(controller.run(at_rest, in_seven_seconds, Arc::clone(&seen)));
+    tokio::task::yield_now().await;
+    let reconciled = seen.order().len();
+    assert!((1..FLEET).contains(&reconciled), "{reconciled}");
+    run.abort();
+}
+
+async fn at_rest(object: Arc<ConfigMap>, seen: Arc<Seen>) -> Result<Action, Failed> {
+    seen.order.lock().unwrap().push(object.name_any());
+    Ok(Action::await_change())
 }

@@ -1,4 +1,13 @@
-//! Lists that are read page by page, past every cache.
+//! Lists in pages of a bounded size.
+//!
+//! The size of a page is unknown in advance. 500 ordinary objects have 4 MiB, and 500 objects of the maximum
+//! size have 750 MiB. [`ListLayer`] drops the answer to a page beyond [`MAX_BYTES`], and makes later pages of
+//! that path smaller. A watch repeats its list.
+
+mod layer;
+mod most_recent;
+mod query;
+mod sizes;
 
 use std::fmt::Debug;
 use std::ops::ControlFlow;
@@ -8,8 +17,10 @@ use kube::api::{ListParams, ObjectList};
 use kube::core::Request;
 use serde::de::DeserializeOwned;
 
-/// The number of objects in a page of a list, including the list of a watch. For large objects, the manager's
-/// client makes the pages smaller.
+pub use self::layer::ListLayer;
+pub use self::sizes::{MAX_BYTES, PageTooLarge};
+
+/// The number of objects in a page of a list, if they are small.
 pub const PAGE: u32 = 500;
 
 /// Passes every object of the list at this path to the callback, page by page, until the callback stops. A
@@ -46,3 +57,6 @@ where
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

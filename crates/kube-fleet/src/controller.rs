@@ -1,9 +1,9 @@
 //! Runs the reconciles of a kind: one per object at a time, and a limited number in parallel.
 //!
 //! This does the work of kube's own controller, over kube's scheduler. That controller takes its objects only
-//! from its own kind of store, which holds each of them in full. Even a store of names would need metadata
-//! and four texts for each object. It also queues all objects of a start immediately, twice, as requests with
-//! reasons. Here a request is a key that the cache shares, and the objects of a start wait in a list,
+//! from kube's store, which holds each of them in full. Even a store of names would need metadata and four
+//! texts for each object. It also queues all objects of a start immediately, twice, as requests with
+//! reasons. Here a request is a key that the store shares, and the objects of a start wait in a list,
 //! unqueued, until a worker is free.
 //!
 //! # Guarantees
@@ -11,7 +11,7 @@
 //! * An object has one reconcile at a time. A request while it runs leads to one more reconcile after it.
 //! * Requests for a waiting object are merged, at their earliest time. The backlog of a start is separate, so
 //!   an object that has a request may be reconciled once more.
-//! * No request is lost while an object waits. A request for an uncached object is dropped.
+//! * No request is lost while an object waits. A request for an object that is not in the store is dropped.
 //! * After a shutdown no reconcile begins, and running reconciles are finished.
 
 use std::collections::HashSet;
@@ -21,25 +21,25 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::vec;
 
+use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
-use futures::{Stream, StreamExt as _};
+use futures::{FutureExt as _, Stream, StreamExt as _};
 use kube::runtime::scheduler::{ScheduleRequest, Scheduler, scheduler};
 use tokio::sync::mpsc;
-use tokio::time::Instant;
+use tokio::task::coop::consume_budget;
 use tracing::Instrument as _;
 
-use super::work_queue::WorkQueue;
-use crate::reconcile::Action;
-use crate::reconcile::caches::{Cache, Cached, NamespacedName};
+use crate::{Action, NamespacedName, Store, Stored, WorkQueue};
 
 /// The reconciles of a kind, with their limit.
-pub(super) struct Controller<K: Cached> {
-    cache: Cache<K>,
+pub struct Controller<K: Stored> {
+    store: Store<K>,
+    queue: WorkQueue<K>,
     requests: mpsc::UnboundedReceiver<ScheduleRequest<NamespacedName>>,
-    sender: mpsc::UnboundedSender<ScheduleRequest<NamespacedName>>,
     /// The objects that are reconciled once, whether or not they change.
     backlog: vec::IntoIter<NamespacedName>,
     concurrency: usize,
+    shutdown: BoxFuture<'static, ()>,
 }
 
 /// The next due key: from the requests and from the backlog of a start, alternately. So a large backlog does
@@ -82,24 +82,25 @@ impl<R: Stream<Item = ScheduleRequest<NamespacedName>>> Due<R> {
     }
 }
 
-impl<K: Cached> Controller<K> {
-    /// Creates a controller for the objects of the work queue.
-    pub(super) fn new(cache: &Cache<K>, queue: &WorkQueue<K>, concurrency: u16) -> Self {
-        let (sender, requests) = mpsc::unbounded_channel();
-        queue.connect(&sender);
+impl<K: Stored> Controller<K> {
+    /// Creates a controller for the objects of the work queue, which receives all later keys. It runs at most
+    /// so many reconciles at the same time.
+    pub fn new(store: &Store<K>, queue: &WorkQueue<K>, concurrency: u16) -> Self {
         Self {
-            cache: cache.clone(),
-            requests,
-            sender,
+            store: store.clone(),
+            requests: queue.receive(),
+            queue: queue.clone(),
             backlog: Vec::new().into_iter(),
             concurrency: usize::from(concurrency),
+            shutdown: futures::future::pending().boxed(),
         }
     }
 
-    /// Also reconciles every object of the cache once. The objects that satisfy `comes_first` come first.
-    pub(super) fn with_backlog(mut self, comes_first: impl Fn(&K::Facts) -> bool) -> Self {
+    /// Also reconciles every object of the store once. The objects that satisfy `comes_first` come first.
+    #[must_use]
+    pub fn with_backlog(mut self, comes_first: impl Fn(&K::Facts) -> bool) -> Self {
         let (mut first, mut others) = (Vec::new(), Vec::new());
-        self.cache.scan(|all| {
+        self.store.scan(|all| {
             for entry in all {
                 let keys = if comes_first(entry.facts()) {
                     &mut first
@@ -114,21 +115,38 @@ impl<K: Cached> Controller<K> {
         self
     }
 
-    /// Runs until `shutdown` resolves and every running reconcile is finished.
-    pub(super) async fn run<C, E, F>(
+    /// Begins no reconcile after `trigger` resolves. [`Self::run`] ends when the running reconciles have
+    /// ended.
+    #[must_use]
+    pub fn graceful_shutdown_on(mut self, trigger: impl Future<Output = ()> + Send + 'static) -> Self {
+        self.shutdown = trigger.boxed();
+        self
+    }
+
+    /// Reconciles objects. `error_policy` decides when to repeat a failed reconcile.
+    ///
+    /// Run it in a task of its own: its reconciles share one thread. It yields to other tasks even if no
+    /// reconcile ever waits.
+    pub async fn run<C, E, F>(
         self,
         reconcile: impl Fn(Arc<K>, Arc<C>) -> F,
-        error_policy: impl Fn(&K, &E, &C) -> Action,
+        error_policy: impl Fn(Arc<K>, &E, Arc<C>) -> Action,
         context: Arc<C>,
-        shutdown: impl Future<Output = ()>,
     ) where
         F: Future<Output = Result<Action, E>>,
     {
-        let mut requests = self.requests;
+        let Self {
+            store,
+            queue,
+            mut requests,
+            backlog,
+            concurrency,
+            mut shutdown,
+        } = self;
         let requests = futures::stream::poll_fn(move |context| requests.poll_recv(context));
         let mut due = Due {
             scheduler: Box::pin(scheduler(requests)),
-            backlog: self.backlog,
+            backlog,
             takes_from_backlog: false,
         };
         let run = |key: NamespacedName, object: Arc<K>| {
@@ -136,39 +154,29 @@ impl<K: Cached> Controller<K> {
             let reconciled = reconcile(Arc::clone(&object), Arc::clone(&context)).instrument(span);
             let (error_policy, context) = (&error_policy, Arc::clone(&context));
             async move {
-                let action = match reconciled.await {
-                    Ok(action) => action,
-                    Err(error) => error_policy(&object, &error, &context),
-                };
+                let result = reconciled.await;
+                let action = result.unwrap_or_else(|error| error_policy(object, &error, context));
                 (key, action)
             }
         };
         let mut names = HashSet::new();
         let mut running = FuturesUnordered::new();
-        let mut ended = 0_usize;
-        let mut shutdown = std::pin::pin!(shutdown);
         loop {
-            let has_worker = names.len() < self.concurrency;
+            // The reconcile of an object at rest never waits, and thousands of them may be due.
+            consume_budget().await;
+            let has_worker = names.len() < concurrency;
             tokio::select! {
                 biased;
                 () = &mut shutdown => break,
                 Some((key, action)) = running.next(), if !running.is_empty() => {
                     names.remove(&key);
-                    // The reconcile of an idle machine never waits. Without a yield, a fleet of them would
-                    // block the other controllers, which share the task.
-                    ended += 1;
-                    if ended.is_multiple_of(YIELDS_AFTER) {
-                        tokio::task::yield_now().await;
-                    }
                     if let Some(after) = Action::requeue_after(action) {
-                        let run_at = Instant::now().checked_add(after).unwrap_or_else(far_off);
-                        // This function owns the receiver.
-                        let _ = self.sender.send(ScheduleRequest { message: key, run_at });
+                        queue.enqueue_after(key, after);
                     }
                 }
                 key = poll_fn(|context| due.poll(context, &names, has_worker)) => {
-                    // A deleted object needs no reconcile: its deletion was handled as an event.
-                    if let Some(object) = self.cache.of_key(&key) {
+                    // A deleted object needs no reconcile: its deletion was reported as a change.
+                    if let Some(object) = store.get_key(&key) {
                         names.insert(key.clone());
                         running.push(run(key, object));
                     }
@@ -177,13 +185,6 @@ impl<K: Cached> Controller<K> {
         }
         while running.next().await.is_some() {}
     }
-}
-
-/// How many reconciles may end in a row before other futures of the task run.
-const YIELDS_AFTER: usize = 32;
-
-fn far_off() -> Instant {
-    Instant::now() + std::time::Duration::from_hours(24)
 }
 
 #[cfg(test)]
