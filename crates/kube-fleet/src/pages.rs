@@ -2,13 +2,14 @@
 //!
 //! The size of a page is unknown in advance. 500 ordinary objects have 4 MiB, and 500 objects of the maximum
 //! size have 750 MiB. [`ListLayer`] drops the answer to a page beyond [`MAX_BYTES`], and makes later pages of
-//! that path smaller. A watch repeats its list.
+//! that path smaller. [`each`] repeats the page, and a watch repeats its list.
 
 mod layer;
 mod most_recent;
 mod query;
 mod sizes;
 
+use std::error::Error as StdError;
 use std::fmt::Debug;
 use std::ops::ControlFlow;
 
@@ -26,7 +27,8 @@ pub const PAGE: u32 = 500;
 /// Passes every object of the list at this path to the callback, page by page, until the callback stops. A
 /// type with few fields keeps the memory small.
 ///
-/// Without a resource version, the first page is a quorum read, and the others are of the same revision.
+/// Without a resource version, the first page is a quorum read, and the others are of the same revision. A
+/// page that is too large is requested again, with fewer objects.
 ///
 /// # Errors
 /// The API server refused or could not be reached, or a token expired. The callback then saw only a part of
@@ -45,7 +47,10 @@ where
         let request = Request::new(path)
             .list(&list)
             .map_err(kube::Error::BuildRequest)?;
-        let page: ObjectList<T> = client.request(request).await?;
+        let page: ObjectList<T> = match client.request(request).await {
+            Err(error) if is_too_large(&error) => continue,
+            answer => answer?,
+        };
         for object in page.items {
             if take(object).is_break() {
                 return Ok(());
@@ -56,6 +61,14 @@ where
             None => return Ok(()),
         }
     }
+}
+
+/// Whether a page was too large. The next request for it has fewer objects, and a page of
+/// [`sizes::MIN_PAGE`] objects is never too large.
+fn is_too_large(error: &kube::Error) -> bool {
+    let first: &(dyn StdError + 'static) = error;
+    let mut causes = std::iter::successors(Some(first), |&error| error.source());
+    causes.any(<dyn StdError>::is::<PageTooLarge>)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use http::Response;
 use http_body::Frame;
 use http_body_util::StreamBody;
 use k8s_openapi::api::core::v1::ConfigMap;
+use kube::ResourceExt as _;
 use kube::client::{Body, ClientBuilder};
 
 use super::*;
@@ -53,6 +54,22 @@ fn large_objects(objects: usize) -> (Client, Arc<Mutex<Vec<usize>>>) {
     (client.build(), asked)
 }
 
+/// Otherwise 500 of the largest objects that a tenant can create would be in memory together.
+#[tokio::test]
+async fn a_page_that_is_too_large_is_repeated_with_fewer_objects() {
+    let (client, asked) = large_objects(100);
+    let mut names = Vec::new();
+    let take = |object: ConfigMap| {
+        names.push(object.name_any());
+        ControlFlow::Continue(())
+    };
+    each(&client, PATH, ListParams::default(), take).await.unwrap();
+    let all: Vec<_> = (0..100).map(|number| format!("o-{number}")).collect();
+    assert_eq!(names, all, "each object once");
+    assert_eq!(asked.lock().unwrap()[..3], [500, 62, 16]);
+    assert_eq!(asked.lock().unwrap()[3..], [16; 6], "the next pages");
+}
+
 #[tokio::test]
 async fn a_list_ends_when_its_reader_stops() {
     let (client, asked) = large_objects(20);
@@ -70,6 +87,7 @@ async fn a_page_that_is_too_large_is_an_error_with_its_size() {
     let (client, _) = large_objects(100);
     let api = kube::Api::<ConfigMap>::all(client);
     let error = api.list(&ListParams::default().limit(500)).await.unwrap_err();
+    assert!(is_too_large(&error));
     let text = error.to_string();
     assert!(
         text.contains("a page of 500 objects of /api/v1/configmaps"),
