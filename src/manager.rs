@@ -42,10 +42,11 @@ pub use elector::{Election, Timing, TimingError, holder_identity};
 pub use health::{Health, Pending};
 pub use prepared::{ControllerOptions, OrphanOptions};
 
+use controllers::LeaderTasks;
 use elector::Elector;
-use prepared::{ControllerContext, Prepared, Task};
+use prepared::{ControllerContext, Work};
 use serve::Tls;
-use tasks::Tasks;
+use tasks::{Task, Tasks};
 
 /// How long the elector may take to end, the handover of the lease included.
 const ELECTOR_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -123,30 +124,13 @@ pub enum Error {
 /// # Errors
 /// [`Error`]: the failed setup, or the reason why this replica must stop.
 pub async fn run(setup: Setup, stop: impl Future<Output = ()>) -> Result<(), Error> {
-    let tasks = |context: &ControllerContext| {
-        let (prepared, mut tasks) = Prepared::new(context);
-        let context = context.clone();
-        let run = async move {
-            if prepared.wait_until_leading(&context).await {
-                tracing::info!("reconciling");
-                let shutdown = context.stopping.cancelled_owned().shared();
-                prepared.controllers.run(shutdown).await;
-            }
-            prepared.done.cancel();
-        };
-        tasks.push(Task {
-            name: "the controllers",
-            run: run.boxed(),
-        });
-        tasks
-    };
-    run_tasks(setup, tasks, stop).await
+    run_work(setup, Work::of_controllers, stop).await
 }
 
 /// Runs the process around the controllers, or around a substitute in a test.
-async fn run_tasks(
+async fn run_work(
     mut setup: Setup,
-    tasks: impl FnOnce(&ControllerContext) -> Vec<Task>,
+    work: impl FnOnce(&ControllerContext) -> Work,
     stop: impl Future<Output = ()>,
 ) -> Result<(), Error> {
     let leadership = match setup.election {
@@ -154,15 +138,18 @@ async fn run_tasks(
         None => Leadership::unelected(),
     };
     let context = context(&mut setup, leadership.clone())?;
-    // The controllers register the conditions of readiness, so the tasks are made before readiness is
+    // The controllers register the conditions of readiness, so the work is prepared before readiness is
     // answered.
-    let tasks = tasks(&context);
-    let mut running = Running::start(setup, context, tasks)?;
-    let ended = tokio::select! {
-        () = stop => Ok(()),
-        () = leadership.lost() => Err(Error::LeadershipLost),
-        name = running.controllers.first_ended() => Err(Error::TaskEnded(name)),
-        name = running.services.first_ended() => Err(Error::TaskEnded(name)),
+    let Work { background, leading } = work(&context);
+    let mut running = Running::start(setup, context, background)?;
+    let (mut stop, mut leading) = (std::pin::pin!(stop), leading.fuse());
+    let ended = loop {
+        tokio::select! {
+            () = &mut stop => break Ok(()),
+            () = leadership.lost() => break Err(Error::LeadershipLost),
+            name = running.first_ended() => break Err(Error::TaskEnded(name)),
+            tasks = &mut leading => running.lead(tasks),
+        }
     };
     running.end(ended, &leadership).await
 }
@@ -170,7 +157,11 @@ async fn run_tasks(
 struct Running {
     health: Health,
     stopping: CancellationToken,
+    /// The controllers. They end after `stopping`, when their running reconciles have ended.
     controllers: Tasks,
+    /// The tasks beside the controllers. The watches deliver the writes of the last reconciles.
+    background: Tasks,
+    /// The tasks that outlive the controllers and the lease.
     services: Tasks,
     elector: Option<(tokio::task::JoinHandle<()>, CancellationToken)>,
     grace: Duration,
@@ -210,10 +201,8 @@ impl Running {
         }
         // No other request uses the connections of the lease.
         let lease_client = own_client()?;
-        let mut controllers = Tasks::default();
-        for task in tasks {
-            controllers.spawn(task.name, task.run);
-        }
+        let mut background = Tasks::default();
+        background.spawn_all(tasks);
         services.spawn(
             "the leader's gauge",
             show_leadership(leadership.clone(), context.metrics),
@@ -221,13 +210,29 @@ impl Running {
         Ok(Self {
             health: context.health,
             stopping: context.stopping,
-            controllers,
+            controllers: Tasks::default(),
+            background,
             services,
             elector: setup
                 .election
                 .map(|election| start_elector(Elector::new(lease_client, election), leadership)),
             grace: setup.grace,
         })
+    }
+
+    /// Begins the work of the leader.
+    fn lead(&mut self, tasks: LeaderTasks) {
+        self.controllers.spawn_all(tasks.controllers);
+        self.background.spawn_all(tasks.background);
+    }
+
+    /// Waits until any task has ended. None should.
+    async fn first_ended(&mut self) -> &'static str {
+        tokio::select! {
+            name = self.controllers.first_ended() => name,
+            name = self.background.first_ended() => name,
+            name = self.services.first_ended() => name,
+        }
     }
 
     /// Shuts down in order: no new work, the running work, the lease.
@@ -247,6 +252,7 @@ impl Running {
         };
         // Remaining work is dropped before the lease is released: it must not run beside the next leader.
         self.controllers.abort().await;
+        self.background.abort().await;
         match self.elector {
             Some((elector, release)) => {
                 release.cancel();

@@ -144,7 +144,9 @@ async fn measure(part: Part, size: usize) -> Result<Resident> {
         Arc::new(Metrics::new()),
         Leadership::unelected(),
     );
-    tokio::spawn(futures::future::join_all(watches));
+    for watch in watches {
+        tokio::spawn(watch.run);
+    }
     let synced = tokio::time::timeout(DEADLINE, controllers.synced(|_| {}));
     synced.await.context("the caches did not fill in time")??;
     if part == Part::Relist {

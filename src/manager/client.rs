@@ -216,12 +216,15 @@ async fn in_time<F: Future>(step: F) -> Result<F::Output, RequestTimedOut> {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::ControlFlow;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use futures::FutureExt as _;
     use http::Method;
     use http_body::Frame;
     use http_body_util::StreamBody;
+    use kube::api::ListParams;
+    use serde_json::Value;
     use tokio::time::Instant;
     use tower::service_fn;
 
@@ -318,6 +321,33 @@ mod tests {
         let watch = service.call(request(Method::GET, "/x?watch=true")).await;
         let event = watch.ok().unwrap().into_body().frame().await;
         assert_eq!(event.unwrap().ok().unwrap().into_data().unwrap(), "{}");
+    }
+
+    /// Otherwise 500 of the largest objects that a tenant can create would be in memory together.
+    #[tokio::test]
+    async fn lists_of_the_controllers_have_bounded_pages() {
+        let object = format!(r#"{{"data": {{"x": "{}"}}}}"#, "x".repeat(1 << 20));
+        let service = service_fn(move |request: Request<Body>| {
+            let limit = request
+                .uri()
+                .query()
+                .and_then(|query| query.strip_prefix("&limit="));
+            let objects: usize = limit.and_then(|limit| limit.parse().ok()).unwrap_or_default();
+            let items = vec![object.clone(); objects].join(",");
+            let page =
+                format!(r#"{{"kind": "List", "apiVersion": "v1", "metadata": {{}}, "items": [{items}]}}"#);
+            let body = Full::from(page).map_err(|never| match never {}).boxed_unsync();
+            async { Ok::<_, BoxError>(Response::new(body)) }
+        });
+        let api_server = ApiServer::InProcess(BoxCloneSyncService::new(service));
+        let client = controller_client(&api_server, Leadership::unelected()).unwrap();
+        let mut objects = 0;
+        let read = kube_fleet::pages::each(&client, "/objects", ListParams::default(), |_: Value| {
+            objects += 1;
+            ControlFlow::Continue(())
+        });
+        read.await.unwrap();
+        assert_eq!(objects, 16, "in the smallest page");
     }
 
     /// A stalled connection: the head of the answer arrives, and then nothing more.

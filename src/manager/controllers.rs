@@ -15,14 +15,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use futures::stream::FuturesUnordered;
-use futures::{FutureExt as _, StreamExt as _};
+use k8s_openapi::NamespaceResourceScope;
 use kube::api::Api;
 use kube::runtime::watcher;
 use kube::{Client, Resource};
 use kube_fleet::pages::PAGE;
-use kube_fleet::{Controller, Store, Stored, WorkQueue, Writer, WriterDropped};
+use kube_fleet::{Controller, Store, Stored, Update, WorkQueue, Writer, WriterDropped};
+use serde::de::DeserializeOwned;
+use tokio_util::sync::CancellationToken;
 
 use self::cached::{slim, slim_infra_machine, slim_machine};
 use self::watch::watch;
@@ -41,6 +43,7 @@ pub use crate::fleet::orphans::Options as OrphanOptions;
 use crate::fleet::{inventory, orphans};
 use crate::machine;
 use crate::machine::LookUpHint;
+use crate::manager::tasks::Task;
 use crate::nodes::not_ready_taint::ChangedNodes;
 use crate::nodes::volume_drain::WorkloadOutages;
 use crate::nodes::workload_cluster::{Dial, WorkloadClusters};
@@ -109,6 +112,17 @@ pub struct Controllers {
     taint_context: Arc<not_ready_taint::Context>,
     drain_context: Arc<volume_drain::Context>,
     deletion_log: Arc<orphans::DeletionLog>,
+    /// The turn of a handler: one runs at a time, as handlers also read the caches of other kinds.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// The tasks of a replica that leads.
+pub struct LeaderTasks {
+    /// The controllers, each in a task of its own. They end after the shutdown, when their running reconciles
+    /// have ended.
+    pub controllers: Vec<Task>,
+    /// Tasks that never end.
+    pub background: Vec<Task>,
 }
 
 /// The cache and queue of remediations, where these are reconciled.
@@ -119,8 +133,8 @@ struct Remediations {
 }
 
 impl Controllers {
-    /// Prepares caches and watches. The returned futures are the watches. They must be polled to fill the
-    /// caches, and never end.
+    /// Prepares caches and watches. The returned tasks are the watches. They must run to fill the caches, and
+    /// never end.
     pub fn new(
         client: Client,
         dial: Dial,
@@ -128,7 +142,7 @@ impl Controllers {
         drivers: ConfiguredDrivers,
         metrics: Arc<Metrics>,
         leadership: Leadership,
-    ) -> (Self, Vec<BoxFuture<'static, ()>>) {
+    ) -> (Self, Vec<Task>) {
         let (caches, writers) = caches();
         let mut this = Self::with_caches(caches, client, dial, options, drivers, metrics, leadership);
         let remediations = this.options.remediation.then(Writer::default);
@@ -214,58 +228,73 @@ impl Controllers {
             taint_context,
             drain_context,
             deletion_log: Arc::default(),
+            turn: Arc::default(),
         }
     }
 
-    fn watches(&self, writers: Writers) -> Vec<BoxFuture<'static, ()>> {
-        let (all, filtered) = (in_pages(), self.filtered());
-        let machines = watch(
-            self.api(),
-            all.clone(),
-            writers.machines,
-            slim_machine,
-            self.on_machine(),
-        );
-        let clusters = watch(self.api(), all.clone(), writers.clusters, slim, self.on_cluster());
-        let infra_machines = watch(
-            self.api(),
-            filtered.clone(),
-            writers.infra_machines,
-            slim_infra_machine,
-            self.on_infra_machine(),
-        );
-        // InfraClusters are not filtered either: they hold the id of a Cluster, whichever provider reconciles
-        // it.
-        let infra_clusters = watch(
-            self.api(),
-            all,
-            writers.infra_clusters,
-            slim,
-            self.on_infra_cluster(),
-        );
-        let templates = watch(
-            self.api(),
-            filtered,
-            writers.infra_machine_templates,
-            slim,
-            self.on_object(self.template_queue.clone()),
-        );
+    fn watches(&self, writers: Writers) -> Vec<Task> {
+        let (all, filtered) = (in_pages, || self.filtered());
+        let (on_machine, on_infra_machine) = (self.on_machine(), self.on_infra_machine());
+        let on_template = self.on_object(self.template_queue.clone());
         vec![
-            machines.boxed(),
-            clusters.boxed(),
-            infra_machines.boxed(),
-            infra_clusters.boxed(),
-            templates.boxed(),
+            self.watch(
+                "the watch of Machines",
+                all(),
+                writers.machines,
+                slim_machine,
+                on_machine,
+            ),
+            self.watch(
+                "the watch of Clusters",
+                all(),
+                writers.clusters,
+                slim,
+                self.on_cluster(),
+            ),
+            self.watch(
+                "the watch of InfraMachines",
+                filtered(),
+                writers.infra_machines,
+                slim_infra_machine,
+                on_infra_machine,
+            ),
+            // They are not filtered either: they hold the id of a Cluster, whichever provider reconciles it.
+            self.watch(
+                "the watch of InfraClusters",
+                all(),
+                writers.infra_clusters,
+                slim,
+                self.on_infra_cluster(),
+            ),
+            self.watch(
+                "the watch of InfraMachineTemplates",
+                filtered(),
+                writers.infra_machine_templates,
+                slim,
+                on_template,
+            ),
         ]
     }
 
-    fn remediation_watch(
+    fn remediation_watch(&self, writer: Writer<DeserializeGuard<InfraMachineRemediation>>) -> Option<Task> {
+        let on_remediation = self.on_remediation(self.remediations.as_ref()?.queue.clone());
+        let name = "the watch of InfraMachineRemediations";
+        Some(self.watch(name, self.filtered(), writer, slim, on_remediation))
+    }
+
+    fn watch<K>(
         &self,
-        writer: Writer<DeserializeGuard<InfraMachineRemediation>>,
-    ) -> Option<BoxFuture<'static, ()>> {
-        let queue = self.remediations.as_ref()?.queue.clone();
-        let notify = self.on_remediation(queue);
-        Some(watch(self.api(), self.filtered(), writer, slim, notify).boxed())
+        name: &'static str,
+        config: watcher::Config,
+        writer: Writer<K>,
+        slim: fn(&mut K),
+        notify: impl Fn(&Update<K>) + Send + 'static,
+    ) -> Task
+    where
+        K: Stored + Resource<Scope = NamespaceResourceScope> + DeserializeOwned,
+    {
+        let turn = Arc::clone(&self.turn);
+        Task::new(name, watch(self.api(), config, writer, slim, notify, turn))
     }
 
     /// The policies that decide whether identities may be trusted. They must be polled, see
@@ -339,35 +368,53 @@ impl Controllers {
         Ok(())
     }
 
-    /// Runs the controllers. Must be called once, when the caches are filled and this replica leads.
+    /// Starts the controllers. Must be called once, when the caches are filled and this replica leads.
     ///
-    /// Ends when `shutdown` resolves and every running reconcile is done.
-    pub async fn run(self, shutdown: impl Future<Output = ()> + Clone + Send + Sync + 'static) {
+    /// No reconcile begins after `stopping`.
+    pub async fn start(self, stopping: &CancellationToken) -> LeaderTasks {
+        let this = Arc::new(self);
+        // The controllers exist before anything is enqueued for them.
+        let controllers = this.controllers(stopping);
+        this.hint_machines_with_unhealthy_nodes().await;
+        this.enqueue_tainted_nodes().await;
+        this.enqueue_drains();
+        LeaderTasks {
+            controllers,
+            background: this.background(),
+        }
+    }
+
+    fn controllers(&self, stopping: &CancellationToken) -> Vec<Task> {
         let (caches, workers) = (&self.caches, self.worker_counts());
-        let stop = || shutdown.clone();
-        let of_machines = workers.machines;
-        let machines = Controller::new(&caches.infra_machines, &self.infra_machine_queue, of_machines)
-            .with_backlog(|facts| !facts.is_provisioned)
-            .graceful_shutdown_on(stop())
-            .run(
-                machine::reconcile,
-                |object, error, ctx| machine::error_policy(&object, error, &ctx),
-                Arc::clone(&self.machine_context),
-            );
-        let of_clusters = workers.clusters;
-        let clusters = Controller::new(&caches.infra_clusters, &self.infra_cluster_queue, of_clusters)
-            .with_backlog(|()| true)
-            .graceful_shutdown_on(stop())
-            .run(
-                cluster::reconcile,
-                |object, error, ctx| ctx.reconciler.error_policy(&*object, error),
-                self.cluster_context(),
-            );
-        let of_templates = workers.templates;
+        let stop = || stopping.clone().cancelled_owned();
+        let machines = Controller::new(
+            &caches.infra_machines,
+            &self.infra_machine_queue,
+            workers.machines,
+        )
+        .with_backlog(|facts| !facts.is_provisioned)
+        .graceful_shutdown_on(stop())
+        .run(
+            machine::reconcile,
+            |object, error, ctx| machine::error_policy(&object, error, &ctx),
+            Arc::clone(&self.machine_context),
+        );
+        let clusters = Controller::new(
+            &caches.infra_clusters,
+            &self.infra_cluster_queue,
+            workers.clusters,
+        )
+        .with_backlog(|()| true)
+        .graceful_shutdown_on(stop())
+        .run(
+            cluster::reconcile,
+            |object, error, ctx| ctx.reconciler.error_policy(&*object, error),
+            self.cluster_context(),
+        );
         let templates = Controller::new(
             &caches.infra_machine_templates,
             &self.template_queue,
-            of_templates,
+            workers.templates,
         )
         .with_backlog(|()| true)
         .graceful_shutdown_on(stop())
@@ -390,38 +437,40 @@ impl Controllers {
                 |object, error, ctx| ctx.reconciler.error_policy(&*object, error),
                 Arc::clone(&self.drain_context),
             );
-        let remediations = self.remediations.as_ref().map(|remediations| {
-            Controller::new(&remediations.cache, &remediations.queue, of_machines)
+        let mut all = vec![
+            Task::new("the InfraMachine controller", machines),
+            Task::new("the InfraCluster controller", clusters),
+            Task::new("the InfraMachineTemplate controller", templates),
+            Task::new("the not-ready taint controller", taints),
+            Task::new("the volume drain controller", drains),
+        ];
+        all.extend(self.remediations.as_ref().map(|remediations| {
+            let run = Controller::new(&remediations.cache, &remediations.queue, workers.machines)
                 .with_backlog(|()| true)
                 .graceful_shutdown_on(stop())
                 .run(
                     remediation::reconcile,
                     |object, error, ctx| ctx.reconciler.error_policy(&*object, error),
                     self.remediation_context(remediations),
-                )
-                .boxed()
-        });
-        self.hint_machines_with_unhealthy_nodes().await;
-        self.enqueue_tainted_nodes().await;
-        self.enqueue_drains();
-        let mut controllers = vec![
-            machines.boxed(),
-            clusters.boxed(),
-            templates.boxed(),
-            taints.boxed(),
-            drains.boxed(),
-        ];
-        controllers.extend(remediations);
-        let background = vec![
-            self.run_inventory().boxed(),
-            self.run_orphans().boxed(),
-            self.follow_drivers().boxed(),
-            self.forget_answered_creates().boxed(),
-        ];
-        tokio::select! {
-            () = run_all(controllers) => {}
-            () = run_all(background) => {}
-        }
+                );
+            Task::new("the InfraMachineRemediation controller", run)
+        }));
+        all
+    }
+
+    /// The work of the leader that reconciles no object.
+    fn background(self: &Arc<Self>) -> Vec<Task> {
+        let [inventory, orphans, drivers, creates] = [(); 4].map(|()| Arc::clone(self));
+        vec![
+            Task::new("the inventory", async move { inventory.run_inventory().await }),
+            Task::new("the orphan scan", async move { orphans.run_orphans().await }),
+            Task::new("the reachability of drivers", async move {
+                drivers.follow_drivers().await;
+            }),
+            Task::new("the expiry of answered creates", async move {
+                creates.forget_answered_creates().await;
+            }),
+        ]
     }
 
     fn cluster_context(&self) -> Arc<cluster::Context> {
@@ -549,7 +598,7 @@ impl Controllers {
 
     fn api<K>(&self) -> Api<K>
     where
-        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     {
         match &self.options.namespace {
             Some(namespace) => Api::namespaced(self.client.clone(), namespace),
@@ -615,12 +664,6 @@ fn caches() -> (Caches, Writers) {
         infra_clusters: writers.infra_clusters.as_reader(),
     };
     (caches, writers)
-}
-
-/// Runs all futures to completion. Unlike `join_all`, it polls only the woken futures.
-async fn run_all(futures: Vec<BoxFuture<'_, ()>>) {
-    let mut running: FuturesUnordered<_> = futures.into_iter().collect();
-    while running.next().await.is_some() {}
 }
 
 /// Returns a function that enqueues an object.

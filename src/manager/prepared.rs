@@ -9,11 +9,12 @@ use tokio::sync::watch::Receiver;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::tasks::Task;
 use super::{Health, Pending};
 use crate::admission::Installation;
 use crate::apiserver::leadership::Leadership;
 use crate::driver::ConfiguredDrivers;
-use crate::manager::controllers::Controllers;
+use crate::manager::controllers::{Controllers, LeaderTasks};
 pub use crate::manager::controllers::{Options as ControllerOptions, OrphanOptions};
 use crate::nodes::workload_cluster::Dial;
 use crate::telemetry::metrics::Metrics;
@@ -41,30 +42,19 @@ pub struct ControllerContext {
     pub options: Arc<ControllerOptions>,
 }
 
-/// A task that runs with the process. It is polled from the start, and ends after
-/// [`ControllerContext::stopping`] was cancelled. If it ends earlier or panics, the process ends.
-pub struct Task {
-    /// The name that is reported when the task ends unexpectedly: `the InfraMachine controller`.
-    pub name: &'static str,
-    /// The controller.
-    pub run: BoxFuture<'static, ()>,
+/// The work of the manager, before it begins.
+pub struct Work {
+    /// Runs from the start: the watches, which fill the caches before this replica leads, and the check of
+    /// the admission policies.
+    pub background: Vec<Task>,
+    /// Resolves when this replica leads.
+    pub leading: BoxFuture<'static, LeaderTasks>,
 }
 
-/// The controllers before they begin.
-pub(super) struct Prepared {
-    pub controllers: Controllers,
-    caches: Pending,
-    /// Ends the tasks beside the controllers, but only after the controllers. The watches have to deliver the
-    /// writes of the last reconcile. A controller that panics does not end the tasks, so that the process
-    /// reports the panic.
-    pub done: CancellationToken,
-}
-
-impl Prepared {
-    /// Prepares the controllers and the tasks beside them: the watches, which fill the caches before this
-    /// replica leads, and the check of the admission policies.
-    pub fn new(context: &ControllerContext) -> (Self, Vec<Task>) {
-        let (controllers, watches) = Controllers::new(
+impl Work {
+    /// Prepares the controllers.
+    pub fn of_controllers(context: &ControllerContext) -> Self {
+        let (controllers, mut background) = Controllers::new(
             context.client.clone(),
             context.dial.clone(),
             context.options.as_ref().clone(),
@@ -73,55 +63,38 @@ impl Prepared {
             context.leadership.clone(),
         );
         context.metrics.machines(controllers.machine_counter());
-        let done = CancellationToken::new();
         let caches = context.health.wait_for("the caches");
         let (policies, leadership) = (controllers.policies(), context.leadership.clone());
         let in_force = context.health.wait_for("the admission policies to be in force");
-        let shown = show_policies(policies.installation(), in_force);
-        let keep = async move { policies.run(&leadership).await };
-        let tasks = vec![
-            Task {
-                name: "the check of the admission policies",
-                run: until_done(vec![keep.boxed(), shown.boxed()], done.clone()).boxed(),
-            },
-            Task {
-                name: "the watches",
-                run: until_done(watches, done.clone()).boxed(),
-            },
-        ];
-        let prepared = Self {
-            controllers,
-            caches,
-            done,
-        };
-        (prepared, tasks)
-    }
-
-    /// Waits until the caches are filled and this replica leads; false if the process is to end first.
-    pub async fn wait_until_leading(&self, context: &ControllerContext) -> bool {
-        let begin = async {
-            if let Err(error) = self
-                .controllers
-                .synced(|kinds| self.caches.set_reason(kinds))
-                .await
-            {
-                tracing::error!(%error, "cannot fill a cache");
-                return false;
-            }
-            self.caches.ready();
-            context.leadership.acquired().await;
-            // Otherwise a start would report for every machine that the policies are unknown.
-            self.controllers
-                .policies()
-                .enforcement_since(Instant::now())
-                .await;
-            true
-        };
-        tokio::select! {
-            leads = begin => leads,
-            () = context.stopping.cancelled() => false,
+        background.extend([
+            Task::new(
+                "the readiness of the admission policies",
+                show_policies(policies.installation(), in_force),
+            ),
+            Task::new("the check of the admission policies", async move {
+                policies.run(&leadership).await;
+            }),
+        ]);
+        Self {
+            background,
+            leading: lead(controllers, caches, context.clone()).boxed(),
         }
     }
+}
+
+/// Starts the controllers when the caches are filled and this replica leads.
+async fn lead(controllers: Controllers, caches: Pending, context: ControllerContext) -> LeaderTasks {
+    if let Err(error) = controllers.synced(|kinds| caches.set_reason(kinds)).await {
+        tracing::error!(%error, "cannot fill a cache");
+        // A watch has ended, and so the process ends.
+        return std::future::pending().await;
+    }
+    caches.ready();
+    context.leadership.acquired().await;
+    // Otherwise a start would report for every machine that the policies are unknown.
+    controllers.policies().enforcement_since(Instant::now()).await;
+    tracing::info!("reconciling");
+    controllers.start(&context.stopping).await
 }
 
 /// Keeps this replica unready until identities are guarded. Objects that are restored or moved here once it
@@ -139,11 +112,4 @@ async fn show_policies(mut installation: Receiver<Installation>, policies: Pendi
     }
     policies.ready();
     std::future::pending::<()>().await;
-}
-
-async fn until_done(watches: Vec<BoxFuture<'static, ()>>, done: CancellationToken) {
-    tokio::select! {
-        _ = futures::future::select_all(watches) => {}
-        () = done.cancelled() => {}
-    }
 }

@@ -4,8 +4,27 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::time::Duration;
 
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::timeout;
+
+/// A task before it runs. If it ends or panics before the process stops, the process ends.
+pub struct Task {
+    /// The name that is reported when the task ends unexpectedly: `the InfraMachine controller`.
+    pub name: &'static str,
+    /// The work.
+    pub run: BoxFuture<'static, ()>,
+}
+
+impl Task {
+    pub(super) fn new(name: &'static str, run: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self {
+            name,
+            run: run.boxed(),
+        }
+    }
+}
 
 /// A group of named tasks.
 #[derive(Debug, Default)]
@@ -20,6 +39,12 @@ impl Tasks {
         self.names.insert(id, name);
     }
 
+    pub(super) fn spawn_all(&mut self, tasks: impl IntoIterator<Item = Task>) {
+        for task in tasks {
+            self.spawn(task.name, task.run);
+        }
+    }
+
     /// Waits until a task has ended in any way; forever without a task.
     pub(super) async fn first_ended(&mut self) -> &'static str {
         match self.running.join_next_with_id().await {
@@ -30,7 +55,11 @@ impl Tasks {
 
     /// Waits until all tasks have ended, or `grace` has passed.
     pub(super) async fn drain(&mut self, grace: Duration) {
-        let all = async { while self.running.join_next().await.is_some() {} };
+        let all = async {
+            while let Some(ended) = self.running.join_next_with_id().await {
+                self.name_of(ended);
+            }
+        };
         if timeout(grace, all).await.is_err() {
             tracing::warn!(
                 tasks = self.running.len(),

@@ -7,7 +7,7 @@ use http::{Request, Response, request};
 use kube::client::Body;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use super::*;
 use crate::nodes::workload_cluster;
@@ -78,17 +78,27 @@ async fn setup() -> Setup {
     }
 }
 
-fn patient(context: &ControllerContext) -> Vec<Task> {
+/// The work of a replica that leads at once, with this controller.
+fn controller(name: &'static str, run: impl Future<Output = ()> + Send + 'static) -> Work {
+    let controllers = vec![Task::new(name, run)];
+    Work {
+        background: Vec::new(),
+        leading: std::future::ready(LeaderTasks {
+            controllers,
+            background: Vec::new(),
+        })
+        .boxed(),
+    }
+}
+
+fn patient(context: &ControllerContext) -> Work {
     let (stopping, pending) = (context.stopping.clone(), context.health.wait_for("the cache"));
-    let run = Box::pin(async move {
+    let run = async move {
         tokio::time::sleep(Duration::from_millis(300)).await;
         pending.ready();
         stopping.cancelled().await;
-    });
-    vec![Task {
-        name: "the patient controller",
-        run,
-    }]
+    };
+    controller("the patient controller", run)
 }
 
 async fn eventually(address: std::net::SocketAddr, path: &str, status: &str) {
@@ -110,7 +120,7 @@ async fn a_manager_becomes_ready_shows_metrics_and_stops_when_asked() {
     };
     let diagnostics = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
-    let manager = tokio::spawn(run_tasks(setup, patient, async move {
+    let manager = tokio::spawn(run_work(setup, patient, async move {
         let _ = stopped.await;
     }));
     let (line, body) = get(health, "/readyz").await;
@@ -136,7 +146,7 @@ async fn readiness_is_not_answered_before_its_conditions_are_registered() {
     use std::io::{Read as _, Write as _};
     static HEALTH: std::sync::OnceLock<std::net::SocketAddr> = std::sync::OnceLock::new();
     static ANSWERED: AtomicBool = AtomicBool::new(false);
-    fn slow(context: &ControllerContext) -> Vec<Task> {
+    fn slow(context: &ControllerContext) -> Work {
         let mut stream = std::net::TcpStream::connect(HEALTH.get().unwrap()).unwrap();
         stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
         stream.write_all(b"GET /readyz HTTP/1.0\r\n\r\n").unwrap();
@@ -147,7 +157,7 @@ async fn readiness_is_not_answered_before_its_conditions_are_registered() {
     let setup = setup().await;
     HEALTH.set(setup.health.local_addr().unwrap()).unwrap();
     let health = *HEALTH.get().unwrap();
-    let manager = tokio::spawn(run_tasks(setup, slow, std::future::pending()));
+    let manager = tokio::spawn(run_work(setup, slow, std::future::pending()));
     eventually(health, "/readyz", "200").await;
     assert!(!ANSWERED.load(Ordering::SeqCst), "it was answered");
     manager.abort();
@@ -155,14 +165,11 @@ async fn readiness_is_not_answered_before_its_conditions_are_registered() {
 
 #[tokio::test]
 async fn a_controller_that_dies_ends_the_manager_with_its_name() {
-    fn weak(_context: &ControllerContext) -> Vec<Task> {
-        let run = Box::pin(async { panic!("ouch") });
-        vec![Task {
-            name: "the weak controller",
-            run,
-        }]
+    fn weak(_context: &ControllerContext) -> Work {
+        let run = async { panic!("ouch") };
+        controller("the weak controller", run)
     }
-    let error = run_tasks(setup().await, weak, std::future::pending())
+    let error = run_work(setup().await, weak, std::future::pending())
         .await
         .unwrap_err();
     assert_eq!(error.to_string(), "the weak controller ended unexpectedly");
@@ -172,24 +179,65 @@ async fn a_controller_that_dies_ends_the_manager_with_its_name() {
 #[tokio::test(start_paused = true)]
 async fn running_work_is_waited_for_and_dropped_after_the_grace_period() {
     static DROPPED: AtomicBool = AtomicBool::new(false);
-    struct Work;
-    impl Drop for Work {
+    static BEGUN: Notify = Notify::const_new();
+    struct Running;
+    impl Drop for Running {
         fn drop(&mut self) {
             DROPPED.store(true, Ordering::SeqCst);
         }
     }
-    fn endless(_context: &ControllerContext) -> Vec<Task> {
-        let run = Box::pin(async {
-            let _work = Work;
+    fn endless(_context: &ControllerContext) -> Work {
+        let run = async {
+            let _running = Running;
+            BEGUN.notify_one();
             std::future::pending::<()>().await;
-        });
-        vec![Task {
-            name: "the endless controller",
-            run,
-        }]
+        };
+        controller("the endless controller", run)
     }
     let start = tokio::time::Instant::now();
-    run_tasks(setup().await, endless, async {}).await.unwrap();
+    run_work(setup().await, endless, BEGUN.notified()).await.unwrap();
     assert!(start.elapsed() >= Duration::from_secs(30));
     assert!(DROPPED.load(Ordering::SeqCst));
+}
+
+/// The watches deliver the writes of the last reconciles.
+#[tokio::test]
+async fn background_tasks_end_after_the_controllers() {
+    static BEGUN: Notify = Notify::const_new();
+    static DELIVERED: AtomicBool = AtomicBool::new(false);
+    fn dependent(context: &ControllerContext) -> Work {
+        let stopping = context.stopping.clone();
+        let (ask, asked) = oneshot::channel::<oneshot::Sender<()>>();
+        let watch = async {
+            asked.await.unwrap().send(()).unwrap();
+            std::future::pending::<()>().await;
+        };
+        let run = async move {
+            BEGUN.notify_one();
+            stopping.cancelled().await;
+            let (deliver, delivered) = oneshot::channel();
+            ask.send(deliver).unwrap();
+            DELIVERED.store(delivered.await.is_ok(), Ordering::SeqCst);
+        };
+        Work {
+            background: vec![Task::new("the watch", watch)],
+            ..controller("the controller", run)
+        }
+    }
+    run_work(setup().await, dependent, BEGUN.notified())
+        .await
+        .unwrap();
+    assert!(DELIVERED.load(Ordering::SeqCst));
+}
+
+#[tokio::test]
+async fn a_background_task_that_ends_ends_the_manager_with_its_name() {
+    fn short(_context: &ControllerContext) -> Work {
+        Work {
+            background: vec![Task::new("the watch", async {})],
+            ..controller("the controller", std::future::pending())
+        }
+    }
+    let error = run_work(setup().await, short, std::future::pending()).await;
+    assert_eq!(error.unwrap_err().to_string(), "the watch ended unexpectedly");
 }

@@ -1,21 +1,25 @@
 //! Watches that update a cache for ever, report the changes, and log outages.
 
+use std::sync::Arc;
+
 use futures::StreamExt as _;
 use kube::api::Api;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
 use kube_fleet::{Stored, Update, Writer, reflector, watcher};
 use serde::de::DeserializeOwned;
+use tokio::sync::Mutex;
 
 use crate::apiserver::{OutageLog, outage_log};
 
-/// Updates a cache for ever, and reports the changes.
+/// Updates a cache for ever, and reports the changes in turn with other watches.
 pub(super) async fn watch<K>(
     api: Api<K>,
     config: watcher::Config,
     writer: Writer<K>,
     slim: fn(&mut K),
     notify: impl Fn(&Update<K>) + Send,
+    turn: Arc<Mutex<()>>,
 ) where
     K: Stored + DeserializeOwned,
 {
@@ -26,6 +30,7 @@ pub(super) async fn watch<K>(
     while let Some(update) = updates.next().await {
         // Errors are logged above, and the watch goes on.
         if let Ok(update) = update {
+            let _turn = turn.lock().await;
             notify(&update);
         }
     }
