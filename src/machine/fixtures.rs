@@ -10,7 +10,9 @@ use tokio::time::Instant;
 
 use super::outcome::RetryTrigger;
 use super::plan::{self, Observed, Owner, Plan, ProviderIdConflict};
-use super::runtime_state::{Hint, LookUpHint, Retry, RetryCondition, RuntimeState, UnimplementedCall};
+use super::runtime_state::{
+    Hint, LookUpHint, Presence, Retry, RetryCondition, RuntimeState, UnimplementedCall,
+};
 use crate::api::cluster_api::{
     Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
     ObjectReference,
@@ -533,21 +535,25 @@ impl World {
         self
     }
 
-    /// Sets the number of consecutive shutdown failures.
-    pub fn failed_to_shut_down(mut self, times: u32) -> Self {
-        self.state.failed_shut_downs = times;
+    /// Sets the number of consecutive failures, whose wait is over.
+    pub fn failed(mut self, times: u32) -> Self {
+        self = self.remembering(0);
+        if let Some(retry) = &mut self.state.retry {
+            retry.attempts = times;
+        }
         self
     }
 
     /// Lets the VM be absent for this many seconds.
     pub fn absent_for(mut self, seconds: u64) -> Self {
-        self.state.absent_since = Some(self.instant);
+        self.state.presence = Some(Presence::AbsentSince(self.instant));
         self.instant += Duration::from_secs(seconds);
         self
     }
 
     pub fn resting(mut self, seconds: u64) -> Self {
-        self.state.settle_until = Some(self.instant + Duration::from_secs(seconds));
+        let until = self.instant + Duration::from_secs(seconds);
+        self.state.presence = Some(Presence::UnsettledUntil(until));
         self
     }
 

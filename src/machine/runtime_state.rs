@@ -32,20 +32,22 @@ pub struct RuntimeState {
     pub written: Option<Arc<InfraMachine>>,
     /// When the driver may be called again, and why not before.
     pub retry: Option<Retry>,
-    /// Since when the driver has reported no VM.
-    pub absent_since: Option<Instant>,
-    /// Until when an unsettled VM is not polled.
-    pub settle_until: Option<Instant>,
+    /// The VM in the driver's last answer, while a wait depends on it.
+    pub presence: Option<Presence>,
     /// Why the VM may have changed. The next reconcile queries the driver if possible.
     pub hint: Option<Hint>,
     /// When the latest answered create of this process was issued. The back end will not carry out this
     /// create later.
     pub answered: Option<Timestamp>,
-    /// The number of consecutive failures of this process to shut the guest down. Counts only calls that may
-    /// have reached the driver.
-    pub failed_shut_downs: u32,
-    /// Whether a capacity signal came before its wait. The reconcile that starts this wait is still running.
-    pub woken: bool,
+}
+
+/// The VM in the driver's last answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// The driver has reported no VM since this time.
+    AbsentSince(Instant),
+    /// The VM is not settled, and is not polled until this time.
+    UnsettledUntil(Instant),
 }
 
 /// A reason to look a VM up.
@@ -122,13 +124,35 @@ impl RuntimeState {
         self.hint.map_or(0, |hint| hint.number)
     }
 
+    /// Since when the driver has reported no VM.
+    pub fn absent_since(&self) -> Option<Instant> {
+        match self.presence? {
+            Presence::AbsentSince(since) => Some(since),
+            Presence::UnsettledUntil(_) => None,
+        }
+    }
+
+    /// Until when an unsettled VM is not polled.
+    pub fn unsettled_until(&self) -> Option<Instant> {
+        match self.presence? {
+            Presence::UnsettledUntil(until) => Some(until),
+            Presence::AbsentSince(_) => None,
+        }
+    }
+
+    fn end_absence(&mut self) {
+        if self.absent_since().is_some() {
+            self.presence = None;
+        }
+    }
+
     fn has_list_hint(&self) -> bool {
         let is_of_list = matches!(self.hinted(), Some(LookUpHint::Missing | LookUpHint::Back));
-        is_of_list || self.absent_since.is_some()
+        is_of_list || self.absent_since().is_some()
     }
 
     fn drop_list_hint(&mut self) {
-        self.absent_since = None;
+        self.end_absence();
         match self.hinted() {
             Some(LookUpHint::Missing | LookUpHint::Back) => self.hint = None,
             Some(LookUpHint::Signal) | None => {}
@@ -156,21 +180,11 @@ impl RuntimeState {
         let Self {
             written,
             retry,
-            absent_since,
-            settle_until,
+            presence,
             hint,
             answered,
-            failed_shut_downs,
-            woken,
         } = self;
-        written.is_none()
-            && retry.is_none()
-            && absent_since.is_none()
-            && settle_until.is_none()
-            && hint.is_none()
-            && answered.is_none()
-            && *failed_shut_downs == 0
-            && !woken
+        written.is_none() && retry.is_none() && presence.is_none() && hint.is_none() && answered.is_none()
     }
 }
 
@@ -264,24 +278,22 @@ impl RuntimeStates {
     /// Records a failure. It ends an absence, because an absence must be seen over the whole window. A hint
     /// stays and waits for the retry, unless it came after the start of the call. `hint` is the number of the
     /// newest hint at that start.
-    pub fn failed(&self, uid: &str, hint: u64, mut retry: Retry) {
+    pub fn failed(&self, uid: &str, hint: u64, retry: Retry) {
         self.with(uid, |known| {
-            if std::mem::take(&mut known.woken) && retry.trigger == RetryTrigger::Capacity {
-                retry.until = RetryCondition::Time(Instant::now());
-            }
             known.retry = Some(retry);
-            known.absent_since = None;
+            known.end_absence();
             if let Some(known) = &mut known.hint {
                 known.is_new &= known.number != hint;
             }
         });
     }
 
-    /// Signals possible capacity to a machine that waits for it or is about to.
+    /// Signals possible capacity to a machine that waits for it. If the reconcile that starts the wait is still
+    /// running, the signal is a hint, which the wait does not delay.
     pub fn signal_capacity(&self, uid: &str) {
-        self.with(uid, |known| {
-            known.woken = !known.end_wait(RetryTrigger::Capacity);
-        });
+        if !self.with(uid, |known| known.end_wait(RetryTrigger::Capacity)) {
+            self.hint(uid, LookUpHint::Signal);
+        }
     }
 
     /// Ends a machine's wait after a transient failure.
@@ -319,9 +331,7 @@ impl RuntimeStates {
     pub fn succeeded(&self, uid: &str, hint: u64) {
         self.with_known(uid, |known| {
             known.retry = None;
-            known.woken = false;
-            known.absent_since = None;
-            known.settle_until = None;
+            known.presence = None;
             known.clear_hint(hint);
         });
     }
@@ -331,33 +341,25 @@ impl RuntimeStates {
         self.with(uid, |known| known.answered = Some(issued));
     }
 
-    /// Counts a failed shutdown request.
-    pub fn shut_down_failed(&self, uid: &str) {
-        self.with(uid, |known| {
-            known.failed_shut_downs = known.failed_shut_downs.saturating_add(1);
-        });
-    }
-
-    /// Records that the guest has accepted to stop.
-    pub fn shut_down_accepted(&self, uid: &str) {
-        self.with_known(uid, |known| known.failed_shut_downs = 0);
-    }
-
     /// Returns how long the driver has reported no VM. The first report starts this time.
     pub fn absent_for(&self, uid: &str, now: Instant) -> Duration {
         self.with(uid, |known| {
-            now.saturating_duration_since(*known.absent_since.get_or_insert(now))
+            let since = known.absent_since().unwrap_or(now);
+            known.presence = Some(Presence::AbsentSince(since));
+            now.saturating_duration_since(since)
         })
     }
 
     /// Records that the VM was seen or may exist again. This ends an absence.
     pub fn clear_absence(&self, uid: &str) {
-        self.with_known(uid, |known| known.absent_since = None);
+        self.with_known(uid, RuntimeState::end_absence);
     }
 
     /// Stops polling an unsettled VM until the given time.
     pub fn settle(&self, uid: &str, until: Instant) {
-        self.with(uid, |known| known.settle_until = Some(until));
+        self.with(uid, |known| {
+            known.presence = Some(Presence::UnsettledUntil(until));
+        });
     }
 
     /// Makes the next reconcile query the driver despite earlier failures. A signal does not replace the

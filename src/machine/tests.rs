@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
+use tokio::time::advance;
 
 use super::execute::execute;
 use super::fakes::{Server, Vms};
@@ -44,8 +45,14 @@ async fn again(server: &Server, ctx: &Arc<Context>) {
     reconcile(server.infra_machine(), Arc::clone(ctx)).await.unwrap();
 }
 
+/// Reconciles once more, after any wait.
+async fn after_a_wait(server: &Server, ctx: &Arc<Context>) {
+    advance(Duration::from_mins(10)).await;
+    reconcile(server.infra_machine(), Arc::clone(ctx)).await.unwrap();
+}
+
 /// An unreadable object has no usable status.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_deletion_of_an_unreadable_object_ends_despite_failed_shut_downs() {
     let mut object = serde_json::to_value(deleted().provider_id("sim://1").build()).unwrap();
     object["spec"]["providerSpec"] = json!("no object");
@@ -57,14 +64,14 @@ async fn a_deletion_of_an_unreadable_object_ends_despite_failed_shut_downs() {
     let offers = [Operation::ShutDownMachine, Operation::GetMachineStatus];
     let ctx = Arc::new(server.context(vec![vms.configured_driver(&offers, NO_SETTLE_TIME)]));
     for tried in 1..=SHUT_DOWN_TRIES {
-        again(&server, &ctx).await;
+        after_a_wait(&server, &ctx).await;
         assert_eq!(
             vms.count(Operation::ShutDownMachine),
             usize::try_from(tried).unwrap()
         );
         assert!(server.is_kept(), "after {tried} tries");
     }
-    again(&server, &ctx).await;
+    after_a_wait(&server, &ctx).await;
     assert_eq!(vms.ids(), Vec::<String>::new());
     assert!(!server.is_kept());
 }
@@ -345,9 +352,9 @@ async fn a_vm_that_starts_is_left_alone_for_a_while() {
         }))
     };
     let starting = known_after(vm(PowerState::Starting)).await;
-    assert!(starting.settle_until.is_some());
+    assert!(starting.unsettled_until().is_some());
     let running = known_after(vm(PowerState::Running)).await;
-    assert!(running.settle_until.is_none() && running.hint.is_none());
+    assert!(running.presence.is_none() && running.hint.is_none());
 }
 
 /// The driver has already answered that it does not support the call.

@@ -62,6 +62,7 @@ impl Circuit {
         let is_free = is_expected || self.allowed > 1 || !self.is_expecting(now);
         let is_admitted = self.has_room(now) && is_free;
         if is_admitted {
+            self.forget(uid);
             self.expected = Some((uid.into(), now));
         }
         is_admitted

@@ -40,7 +40,6 @@ impl Executor<'_, '_, '_> {
         let deadline = ShutDownDeadline::of(accepted, asking.grace);
         match answer {
             Ok(response) => {
-                self.ctx.states.shut_down_accepted(self.object.uid());
                 let vm = if self
                     .permit
                     .known_capabilities()
@@ -60,11 +59,6 @@ impl Executor<'_, '_, '_> {
                 let failure = Failure::new(Call::ShutDown, status);
                 // The driver is stopping the guest and waits for it to stop.
                 let is_accepted = failure.status.code() == Code::Aborted;
-                if is_accepted {
-                    self.ctx.states.shut_down_accepted(self.object.uid());
-                } else if !failure.status.is_never_sent() {
-                    self.ctx.states.shut_down_failed(self.object.uid());
-                }
                 self.record_acceptance(failure.last_known_state(), is_accepted.then_some(accepted))
                     .await?;
                 Ok(after_shut_down(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::waits::{deletion_poll_interval, retry_wait};
+use super::waits::{deletion_poll_interval, failures, retry_wait};
 use super::{
     Delete, DriverPlan, GRACE, Observed, PendingCreate, Plan, ShutDown, blocked, capabilities_unknown,
     known_provider_id, no_driver, paused, plan_invalid_record,
@@ -21,9 +21,8 @@ use cmi_driver::Operation;
 
 /// The default grace period of a guest, in seconds.
 const SHUTDOWN_TIMEOUT: i32 = 60;
-/// The VM is deleted without a shutdown after this number of consecutive ShutDownMachine failures. The grace
-/// period, counted from the deletion of the object, must have ended too. The process counts these failures,
-/// because a status counts the failures of all calls together, and an unreadable object has no status.
+/// After this number of consecutive failures of the deletion, the next failure of ShutDownMachine deletes the
+/// VM without a shutdown. The grace period, counted from the deletion of the object, must have ended too.
 pub const SHUT_DOWN_TRIES: u32 = 4;
 
 /// Decides the next action for a machine that is being deleted.
@@ -157,7 +156,7 @@ pub(super) fn pending_create(
     let time = driver.create_settle_time;
     let absent_for = observed
         .state
-        .absent_since
+        .absent_since()
         .map(|since| observed.instant.saturating_duration_since(since));
     let by_own_clock = time.saturating_sub(absent_for.unwrap_or_default());
     let whole = driver.create_given_up_after.saturating_add(time);
@@ -197,8 +196,9 @@ pub(super) fn shut_down(machine: &InfraMachine, state: VmState, observed: &Obser
     let shut_down = ShutDown {
         grace,
         accepted,
-        last_try: deleted_for(machine, observed.now) >= grace
-            && observed.state.failed_shut_downs >= SHUT_DOWN_TRIES,
+        last_try: accepted.is_none()
+            && deleted_for(machine, observed.now) >= grace
+            && failures(observed) >= SHUT_DOWN_TRIES,
     };
     (!shut_down.left(observed.now).is_zero()).then_some(shut_down)
 }

@@ -101,6 +101,13 @@ fn code_named(name: &str) -> Option<Code> {
     Code::ALL.into_iter().find(|code| code.name() == name)
 }
 
+/// Returns the number of consecutive failures with the current inputs.
+pub fn failures(observed: &Observed) -> u32 {
+    let retry = observed.state.retry.as_ref();
+    let retry = retry.filter(|retry| retry.inputs == observed.inputs);
+    retry.map_or(0, |retry| retry.attempts)
+}
+
 fn recorded_wait(observed: &Observed) -> Option<Action> {
     let retry = observed.state.retry.as_ref()?;
     if retry.inputs != observed.inputs {
@@ -149,7 +156,7 @@ pub fn is_unsettled(machine: &InfraMachine) -> bool {
 ///
 /// An earlier trigger neither leads to an earlier call nor drops the later call.
 pub fn until_settling(observed: &Observed) -> Option<Duration> {
-    let rest = observed.state.settle_until.and_then(|until| {
+    let rest = observed.state.unsettled_until().and_then(|until| {
         let left = until.saturating_duration_since(observed.instant);
         (!left.is_zero()).then_some(left)
     });

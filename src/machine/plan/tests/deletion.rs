@@ -217,24 +217,17 @@ fn the_guests_time_runs_from_when_the_driver_accepted_to_shut_it_down() {
 #[test]
 fn a_shut_down_has_its_last_try_after_its_time_and_four_failures() {
     let last_try = |seconds, failures, fixture| {
-        let world = world().seconds_later(seconds).failed_to_shut_down(failures);
+        let world = world().seconds_later(seconds).failed(failures);
         delete(world.plan(fixture)).shut_down.unwrap().last_try
     };
     assert!(last_try(60, 4, deleted()));
     assert!(!last_try(59, 4, deleted()), "the guest's time is not over");
     assert!(!last_try(86_400, 3, deleted()), "it was asked less often");
-    let of_all_calls = deleted()
-        .failed(
-            OperationType::Delete,
-            Operation::ShutDownMachine,
-            Code::Unavailable,
-            0,
-        )
-        .status(|status| status.last_operation.as_mut().unwrap().attempts = 64);
-    assert!(
-        !last_try(86_400, 1, of_all_calls),
-        "what failed before it was another call"
-    );
+    let accepted = deleted().recorded(VmState::ShuttingDown {
+        accepted: at(60),
+        unanswered: None,
+    });
+    assert!(!last_try(90, 4, accepted), "the guest has its time");
 }
 
 /// Returns a machine with unanswered creates at these times.
