@@ -13,6 +13,7 @@ pub mod identity;
 pub mod labels;
 mod object_meta;
 mod pause;
+pub mod progress;
 pub mod reason;
 pub mod retry;
 pub(crate) mod schema;

@@ -5,16 +5,17 @@
 pub const VM_RECORD: &str = "infrastructure.capcmi.io/vm-record";
 /// Annotation of an InfraCluster: the driver's cluster id for the VMs of the Cluster. Reserved.
 pub const CLUSTER_ID: &str = "infrastructure.capcmi.io/cluster-id";
-/// Annotation: the UID of the Node that was freed of the not-ready taint. The provider leaves later
-/// taints with the same key on that Node. Not reserved: a forged one keeps a taint on a Node of the user's
-/// own cluster.
-pub const NOT_READY_TAINT_REMOVED_FROM: &str = "infrastructure.capcmi.io/not-ready-taint-removed-from";
+/// Annotation of an InfraMachine: the progress of tasks beside its VM, as JSON; see
+/// [`crate::api::progress::Task`].
+///
+/// Not reserved: a forged one keeps a taint on a Node of the user's own cluster, or changes when pods of that
+/// cluster are evicted. The author of a forged update request could also get the update by changing the spec.
+/// A forged end of an update ends Cluster API's update early, and the provider then applies the spec like any
+/// other change.
+pub const PROGRESS: &str = "infrastructure.capcmi.io/progress";
 /// Annotation, set by a user: when the Machine is deleted, the Node's pods with volumes are evicted one after
 /// the other. The value is how long to wait for the volumes of each pod.
 pub const VOLUME_DRAIN: &str = "infrastructure.capcmi.io/volume-drain";
-/// Annotation: the last evicted pod, and the volumes that the provider waits for. Not reserved: a forged one
-/// only changes when pods of the user's own cluster are evicted.
-pub const VOLUME_DRAIN_EVICTION: &str = "infrastructure.capcmi.io/volume-drain-eviction";
 /// Annotation of a Machine: Cluster API does not drain its Node until the provider removes this annotation.
 pub const VOLUME_DRAIN_HOOK: &str = "pre-drain.delete.hook.machine.cluster.x-k8s.io/capcmi-volume-drain";
 /// The value of [`VOLUME_DRAIN_HOOK`]: tells operators who removes the hook.
@@ -23,13 +24,6 @@ pub const VOLUME_DRAIN_HOOK_OWNER: &str = "cluster-api-provider-cmi";
 pub const EXCLUDE_NODE_DRAINING: &str = "machine.cluster.x-k8s.io/exclude-node-draining";
 /// Annotation of a Machine, any value: Cluster API waits for no volume of its Node.
 pub const EXCLUDE_VOLUME_DETACH: &str = "machine.cluster.x-k8s.io/exclude-wait-for-node-volume-detach";
-/// Annotation of an in-place update, `<uid>/<generation>/<state>`. In state `requested`, Cluster API has
-/// asked the Runtime Extension to update the VM to the spec of that generation. In state `done`, the VM has
-/// that spec.
-///
-/// Not reserved: the author of a forged request could also get the update by changing the spec. A forged
-/// `done` ends Cluster API's update early, and the provider then applies the spec like any other change.
-pub const IN_PLACE_UPDATE: &str = "infrastructure.capcmi.io/in-place-update";
 /// Annotation: `true` deletes an InfraMachine without confirmation that its VM is deleted. The last resort,
 /// for administrators only. Reserved: in a template it would lose every VM.
 pub const FORCE_DELETE: &str = "infrastructure.capcmi.io/force-delete";
@@ -46,12 +40,7 @@ pub const RESTARTS: &str = "infrastructure.capcmi.io/restarts";
 pub const RESTART_ISSUED_AT: &str = "infrastructure.capcmi.io/restart-issued-at";
 
 /// The annotations that the provider writes to an InfraMachine.
-pub const OWN_ANNOTATIONS: [&str; 4] = [
-    VM_RECORD,
-    NOT_READY_TAINT_REMOVED_FROM,
-    VOLUME_DRAIN_EVICTION,
-    IN_PLACE_UPDATE,
-];
+pub const OWN_ANNOTATIONS: [&str; 2] = [VM_RECORD, PROGRESS];
 
 /// The annotations that only the provider and the administrator may write. With forged ones a user could
 /// claim the VM of another cluster, or make the provider forget a VM.

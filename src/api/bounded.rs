@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::MACHINE_FINALIZER;
-use super::annotations::{BLOCK_MOVE, MANAGED_BY, PAUSED, RESERVED_ANNOTATIONS};
+use super::annotations::{BLOCK_MOVE, MANAGED_BY, PAUSED, PROGRESS, RESERVED_ANNOTATIONS};
 use super::labels::{CLUSTER_NAME, CONTROL_PLANE, WATCH_FILTER};
 
 /// The most bytes that a provider spec may have as JSON; it is kept in an annotation as well.
@@ -31,6 +31,8 @@ const OTHERS: &str = "capcmi.io/others";
 const DOMAINS: [&str; 2] = ["capcmi.io", "cluster.x-k8s.io"];
 /// The most bytes of a label or annotation with its key.
 const MAX_BYTES: usize = 1024;
+/// The most bytes of the annotation [`PROGRESS`] with its key: it has a value for each of several tasks.
+const MAX_PROGRESS_BYTES: usize = 2 * MAX_BYTES;
 /// The most labels, annotations, owners and finalizers that are kept of an object.
 pub const MAX_KEPT: usize = 64;
 
@@ -105,7 +107,12 @@ fn keep_known(all: &mut BTreeMap<String, String>, mut dropped: impl FnMut(&str, 
         if RESERVED_ANNOTATIONS.contains(&key.as_str()) {
             return true;
         }
-        let fits = key.len() + value.len() <= MAX_BYTES;
+        let most = if key == PROGRESS {
+            MAX_PROGRESS_BYTES
+        } else {
+            MAX_BYTES
+        };
+        let fits = key.len() + value.len() <= most;
         if is_read(key) {
             if !fits {
                 dropped(key, value);

@@ -3,11 +3,13 @@
 use kube::api::{Api, ObjectMeta, Patch, PatchParams};
 use kube::core::Request;
 use kube::{Client, Resource};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::Error;
+use crate::api::progress::Task;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{MetadataOnly, ObjectMetaExt as _};
+use crate::api::{MetadataOnly, ObjectMetaExt as _, annotations};
 
 /// Field manager of every write, so that Cluster API's server-side apply leaves our fields alone.
 pub const FIELD_MANAGER: &str = "capcmi";
@@ -36,18 +38,23 @@ pub async fn patch_metadata<K: Clone + Resource>(
     Ok(metadata)
 }
 
-/// Patches annotations of an InfraMachine, and returns the patched object. `metadata` holds the annotations
-/// and, as a precondition, the resource version or the UID.
+/// Records the progress of a task in this version of an InfraMachine, and returns the patched object.
 ///
 /// # Errors
-/// The API server refused or could not be reached.
-pub async fn patch_annotations(
+/// [`Error::Conflict`] when the object has changed. The API server refused or could not be reached.
+pub async fn record_progress(
     client: &Client,
     infra: &InfraMachine,
-    metadata: &Value,
+    task: Task,
+    progress: impl Serialize,
     action: &'static str,
 ) -> Result<InfraMachine, Error> {
-    let body = json!({"metadata": metadata});
+    let progress = task
+        .with_progress(&infra.metadata, progress)
+        .map_err(|source| Error::Encode { action, source })?;
+    let body = json!({"metadata": {
+        "resourceVersion": infra.metadata.resource_version, "annotations": {annotations::PROGRESS: progress},
+    }});
     let api = Api::<InfraMachine>::namespaced(client.clone(), infra.metadata.namespace());
     let written = api
         .patch(infra.metadata.name(), &patch_params(), &Patch::Merge(&body))

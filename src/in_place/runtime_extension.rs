@@ -39,10 +39,11 @@ use self::hooks::{
 };
 use self::progress::{Progress, progress};
 use self::spec_changes::SpecChanges;
+use crate::api::progress::Task;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
-use crate::api::{GROUP, ObjectMetaExt as _, annotations, labels};
+use crate::api::{GROUP, labels};
 use crate::apiserver::leadership::Leadership;
-use crate::apiserver::{Error, patch_metadata};
+use crate::apiserver::{Error, record_progress};
 use crate::driver::{ConfiguredDrivers, DriverState, Reachability, Waker};
 use crate::in_place::hot_update::in_place;
 use cmi_driver::{Capabilities, ErrorChain};
@@ -321,26 +322,27 @@ async fn try_update(context: &Context, wanted: &Infrastructure) -> anyhow::Resul
             .leadership
             .check()
             .context("try again, so that the leader may answer")?;
-        request_update(&machines, &live).await?;
+        request_update(&context.client, &live).await?;
         tracing::info!(%namespace, %name, "Cluster API requests an update in place");
     }
     Ok(progress)
 }
 
 /// Asks the reconciler to update the VM to the current spec.
-async fn request_update(machines: &kube::Api<InfraMachine>, live: &InfraMachine) -> Result<(), Error> {
-    let name = live.metadata.name();
-    let body = serde_json::json!({"metadata": {
-        "resourceVersion": live.metadata.resource_version,
-        "annotations": {annotations::IN_PLACE_UPDATE: in_place::requested(live)},
-    }});
-    match patch_metadata(machines, name, &body).await {
-        Ok(_) => Ok(()),
-        Err(error) => match Error::api("requesting the update", error) {
-            // Cluster API asks again, and the object is then read again.
-            Error::Conflict { .. } => Ok(()),
-            error => Err(error),
-        },
+async fn request_update(client: &kube::Client, live: &InfraMachine) -> Result<(), Error> {
+    let requested = in_place::requested(live);
+    match record_progress(
+        client,
+        live,
+        Task::InPlaceUpdate,
+        requested,
+        "requesting the update",
+    )
+    .await
+    {
+        // After a conflict, Cluster API asks again, and the object is then read again.
+        Ok(_) | Err(Error::Conflict { .. }) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

@@ -18,8 +18,8 @@ use super::gather::Gathered;
 use super::object::Object;
 use super::outcome::Outcome;
 use super::plan::{DriverPlan, Plan};
+use crate::api::ObjectMetaExt as _;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{ObjectMetaExt as _, annotations};
 use crate::apiserver::secrets::Redactor;
 use crate::apiserver::{Error, InvalidSecret};
 use crate::driver::Permit;
@@ -71,11 +71,8 @@ pub async fn execute<'a>(
             // This write triggers the next reconcile.
             return Ok(Execution::without_permit(Outcome::Waiting(None)));
         }
-        Plan::ReportInPlaceUpdate(done) => {
-            let action = "reporting the update in place as done";
-            object
-                .patch_annotations(action, &[(annotations::IN_PLACE_UPDATE, done)])
-                .await?;
+        Plan::ReportInPlaceUpdate => {
+            object.record_in_place_update().await?;
             return Ok(Execution::without_permit(Outcome::Waiting(None)));
         }
     };

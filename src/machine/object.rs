@@ -14,10 +14,12 @@ use super::finalizer::has_finalizer;
 use super::status::{self, SecretMovability, in_progress};
 use crate::api::bounded;
 use crate::api::identity::{self, VmEvent, VmRecord};
+use crate::api::progress::Task;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::api::wall_clock;
 use crate::api::{DeserializeGuard, MACHINE_FINALIZER, ObjectMetaExt as _, annotations};
 use crate::apiserver::{Error, patch_metadata, publish_status};
+use crate::in_place::hot_update::in_place;
 use cmi_driver::{LastKnownState, Operation};
 
 #[cfg(test)]
@@ -215,24 +217,21 @@ impl<'a> Object<'a> {
         Ok(vec![(annotations::VM_RECORD, Some(encoded(record)?))])
     }
 
-    /// Sets annotations after a driver call. They remain valid when other clients write concurrently, and
-    /// would be lost without this write.
-    pub async fn patch_annotations(
-        &mut self,
-        action: &'static str,
-        wanted: &[Annotation],
-    ) -> Result<(), Error> {
-        for _ in 1..TRIES {
-            match self.try_patch_annotations(action, wanted).await {
-                Err(Error::Conflict { .. }) => self.reread(action).await?,
-                done => return done,
-            }
-        }
-        self.try_patch_annotations(action, wanted).await
+    /// Records that the VM has the spec of an update in place that Cluster API has requested.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when the object has changed since the plan.
+    pub async fn record_in_place_update(&mut self) -> Result<(), Error> {
+        let action = "reporting the update in place as done";
+        let done = Task::InPlaceUpdate
+            .with_progress(&self.latest.metadata, in_place::done(&self.latest))
+            .map_err(|source| Error::Encode { action, source })?;
+        self.try_patch_annotations(action, &[(annotations::PROGRESS, Some(done))])
+            .await
     }
 
     /// Sets or removes the annotations that differ. Tries only once, on the known version.
-    pub async fn try_patch_annotations(
+    async fn try_patch_annotations(
         &mut self,
         action: &'static str,
         wanted: &[Annotation],

@@ -22,6 +22,7 @@ use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::api::wall_clock;
 use crate::api::{ObjectMetaExt as _, conditions};
 use crate::apiserver::Error;
+use crate::in_place::hot_update::InPlaceUpdate;
 use crate::reconcile::Action;
 use cmi_driver::{Operation, PowerState};
 
@@ -141,7 +142,10 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
         // After a move, the VM may lack a part of the spec. After an adoption, it may lack its machine's tag.
         // The watch may show none of this reconcile's writes.
         Outcome::Provisioned(_) if before.spec.provider_id.is_some() => Some(Duration::ZERO),
-        Outcome::Updated if is_unsettled(before) => Some(Duration::ZERO),
+        // The look-up of an unsettled VM follows now, and so does the report to Cluster API.
+        Outcome::Updated if is_unsettled(before) || InPlaceUpdate::of(before) == InPlaceUpdate::Requested => {
+            Some(Duration::ZERO)
+        }
         Outcome::NoOp(_)
         | Outcome::NotSupported(_)
         | Outcome::Provisioned(_)

@@ -288,8 +288,8 @@ impl RuntimeStates {
         });
     }
 
-    /// Signals possible capacity to a machine that waits for it. If the reconcile that starts the wait is still
-    /// running, the signal is a hint, which the wait does not delay.
+    /// Signals possible capacity to a machine that waits for it. If the reconcile that starts the wait is
+    /// still running, the signal is a hint, which the wait does not delay.
     pub fn signal_capacity(&self, uid: &str) {
         if !self.with(uid, |known| known.end_wait(RetryTrigger::Capacity)) {
             self.hint(uid, LookUpHint::Signal);

@@ -16,7 +16,6 @@ use std::time::Duration;
 use kube::Client;
 use kube::api::Api;
 use parking_lot::Mutex;
-use serde_json::json;
 
 use self::execute::remove_taint;
 use self::plan::{Observed, Removal, awaits_removal, plan};
@@ -24,12 +23,13 @@ use self::status::Progress;
 use crate::api::DeserializeGuard;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::identity;
+use crate::api::progress::Task;
 use crate::api::retry::LONG_WAIT;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::wall_clock;
-use crate::api::{ObjectMetaExt as _, annotations, conditions};
+use crate::api::{ObjectMetaExt as _, conditions};
 use crate::apiserver::leadership::Leadership;
-use crate::apiserver::{Error, Events, patch_annotations, publish_status};
+use crate::apiserver::{Error, Events, publish_status, record_progress};
 use crate::nodes::workload_cluster::{self, ConnectionOutcome, WorkloadClusters};
 use crate::reconcile::caches::Caches;
 use crate::reconcile::{Action, Reconciler, Requeue};
@@ -174,14 +174,12 @@ async fn publish(
     }
     let mut machine = machine.clone();
     if let Progress::Removed(node_uid) | Progress::NotTainted(node_uid) = &progress {
-        // Another writer may have changed the status in the meantime, so this status is made from the current
-        // object.
-        let metadata = json!({
-            "uid": machine.metadata.uid,
-            "annotations": {annotations::NOT_READY_TAINT_REMOVED_FROM: plan::record(node_uid, &removal.key)},
-        });
-        let action = "recording the Node without the not-ready taint";
-        machine = patch_annotations(&ctx.client, &machine, &metadata, action).await?;
+        let (action, record) = (
+            "recording the Node without the not-ready taint",
+            plan::record(node_uid, &removal.key),
+        );
+        // After a conflict, the next reconcile finds a Node without the taint, and records it.
+        machine = record_progress(&ctx.client, &machine, Task::NotReadyTaint, record, action).await?;
     }
     let after = status::after(&machine, removal, &progress, wall_clock::now());
     let api = Api::<InfraMachine>::namespaced(ctx.client.clone(), machine.metadata.namespace());

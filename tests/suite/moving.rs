@@ -57,7 +57,7 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
         let new = &after[name];
         ensure!(new.uid() != old.uid(), "not moved at all");
         ensure!(new.spec == old.spec, "{:?} became {:?}", old.spec, new.spec);
-        for key in [annotations::VM_RECORD, annotations::NOT_READY_TAINT_REMOVED_FROM] {
+        for key in [annotations::VM_RECORD, annotations::PROGRESS] {
             let (old, new) = (old.annotations().get(key), new.annotations().get(key));
             ensure!(old.is_some() && old == new, "{key}: {old:?} became {new:?}");
         }

@@ -1,8 +1,8 @@
 //! The taint that a Node registers with until its VM is initialized.
 
 use anyhow::{Context, Result, ensure};
-use capcmi::api::annotations;
 use capcmi::api::conditions::NOT_READY_TAINT_REMOVED;
+use capcmi::api::progress::Task;
 use capcmi::api::v1alpha1::InfraMachine;
 use cmi_driver::Operation;
 use k8s_openapi::api::core::v1::{Node, Taint};
@@ -176,11 +176,9 @@ fn keys(node: &Node) -> Vec<&str> {
 }
 
 /// The UID of the Node that was freed, as it is recorded.
-fn record(machine: &InfraMachine) -> Option<&str> {
-    let record = machine
-        .annotations()
-        .get(annotations::NOT_READY_TAINT_REMOVED_FROM)?;
-    record.strip_suffix(KEY)?.strip_suffix('/')
+fn record(machine: &InfraMachine) -> Option<String> {
+    let record: String = Task::NotReadyTaint.progress(&machine.metadata)?;
+    Some(record.strip_suffix(KEY)?.strip_suffix('/')?.to_owned())
 }
 
 async fn registered(nodes: &Api<Node>, name: &str) -> Result<Node> {
@@ -209,7 +207,7 @@ async fn recorded(fleet: &Fleet<'_>, node: &Node) -> Result<InfraMachine> {
     eventually(DEADLINE, "the record of the removal", async || {
         let machine = only(fleet.infra_machines().await?)?;
         ensure!(
-            record(&machine) == node.metadata.uid.as_deref(),
+            record(&machine) == node.metadata.uid,
             "{:?}",
             machine.metadata.annotations
         );

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use capcmi::api::annotations;
 use capcmi::api::conditions::{NOT_READY_TAINT_REMOVED, PAUSED};
+use capcmi::api::progress::Task;
 use capcmi::api::v1alpha1::InfraMachine;
 use cmi_driver::Operation;
 use k8s_openapi::api::core::v1::{Node, Taint};
@@ -421,11 +422,9 @@ fn keys(node: &Node) -> Vec<&str> {
 }
 
 /// The UID of the Node that was freed, as it is recorded.
-fn record(machine: &InfraMachine) -> Option<&str> {
-    let record = machine
-        .annotations()
-        .get(annotations::NOT_READY_TAINT_REMOVED_FROM)?;
-    record.strip_suffix(KEY)?.strip_suffix('/')
+fn record(machine: &InfraMachine) -> Option<String> {
+    let record: String = Task::NotReadyTaint.progress(&machine.metadata)?;
+    Some(record.strip_suffix(KEY)?.strip_suffix('/')?.to_owned())
 }
 
 async fn registered(nodes: &Api<Node>, name: &str) -> Result<Node> {
@@ -453,7 +452,7 @@ async fn freed(nodes: &Api<Node>, name: &str) -> Result<Node> {
 async fn recorded(machine: &ByHand, node: &Node) -> Result<InfraMachine> {
     machine
         .until("the record of the removal", |machine| {
-            record(machine) == node.metadata.uid.as_deref()
+            record(machine) == node.metadata.uid
                 && says(machine, NOT_READY_TAINT_REMOVED, "True", "NotReadyTaintRemoved")
         })
         .await

@@ -1,13 +1,14 @@
 //! In-place updates that Cluster API manages. Cluster API writes the new spec, and an extension updates the
 //! VM.
 //!
-//! The InfraMachine does not name the extension. This provider's own extension requests the update with an
-//! annotation, and the reconciler answers in the same annotation. Without a request, the VM is left alone,
-//! because another extension may be responsible. The annotation contains the UID and the generation of the
-//! object. An annotation for an earlier spec, from a template or from before a move therefore requests
-//! nothing.
+//! The InfraMachine does not name the extension. This provider's own extension records a request in the
+//! progress of the machine, as `<uid>/<generation>/requested`, and the reconciler answers there with `done`.
+//! Without a request, the VM is left alone, because another extension may be responsible. A request contains
+//! the UID and the generation of the object, so a request for an earlier spec, from a template or from before
+//! a move does not count.
 
-use crate::api::annotations;
+use crate::api::annotations::UPDATE_IN_PROGRESS;
+use crate::api::progress::Task;
 use crate::api::v1alpha1::InfraMachine;
 
 /// The state of a machine's in-place update.
@@ -23,7 +24,7 @@ pub enum InPlaceUpdate {
     Done,
 }
 
-/// The progress of an update in the annotation.
+/// The recorded state of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Requested,
@@ -42,12 +43,12 @@ impl Phase {
 impl InPlaceUpdate {
     /// Returns the state from the object's annotations.
     pub fn of(machine: &InfraMachine) -> Self {
-        let annotation = |key: &str| machine.metadata.annotations.as_ref()?.get(key);
-        if annotation(annotations::UPDATE_IN_PROGRESS).is_none() {
+        let annotations = machine.metadata.annotations.as_ref();
+        if annotations.is_none_or(|all| !all.contains_key(UPDATE_IN_PROGRESS)) {
             return Self::None;
         }
-        let said = annotation(annotations::IN_PLACE_UPDATE);
-        let says = |phase| said.is_some() && said == value(machine, phase).as_ref();
+        let said: Option<String> = Task::InPlaceUpdate.progress(&machine.metadata);
+        let says = |phase| said.is_some() && said == value(machine, phase);
         if says(Phase::Done) {
             Self::Done
         } else if says(Phase::Requested) {
@@ -58,12 +59,12 @@ impl InPlaceUpdate {
     }
 }
 
-/// Returns the annotation value that requests the current spec.
+/// Returns the progress that requests the current spec.
 pub fn requested(machine: &InfraMachine) -> Option<String> {
     value(machine, Phase::Requested)
 }
 
-/// Returns the annotation value that reports the current spec as applied.
+/// Returns the progress that reports the current spec as applied.
 pub fn done(machine: &InfraMachine) -> Option<String> {
     value(machine, Phase::Done)
 }
@@ -75,8 +76,15 @@ fn value(machine: &InfraMachine, phase: Phase) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::api::annotations::PROGRESS;
     use crate::api::v1alpha1::InfraMachineSpec;
+
+    fn progress(said: &str) -> String {
+        json!({"inPlaceUpdate": said}).to_string()
+    }
 
     fn machine(annotations: &[(&str, &str)]) -> InfraMachine {
         let mut machine = InfraMachine::new("m", InfraMachineSpec::default());
@@ -99,13 +107,11 @@ mod tests {
             ("before-the-move/3/done", InPlaceUpdate::NotRequested),
             ("", InPlaceUpdate::NotRequested),
         ] {
-            let annotations = [
-                (annotations::UPDATE_IN_PROGRESS, ""),
-                (annotations::IN_PLACE_UPDATE, said),
-            ];
+            let said_so = progress(said);
+            let annotations = [(UPDATE_IN_PROGRESS, ""), (PROGRESS, said_so.as_str())];
             assert_eq!(InPlaceUpdate::of(&machine(&annotations)), expected, "{said}");
         }
-        let left_over = machine(&[(annotations::IN_PLACE_UPDATE, "u/3/requested")]);
+        let left_over = machine(&[(PROGRESS, &progress("u/3/requested"))]);
         assert_eq!(InPlaceUpdate::of(&left_over), InPlaceUpdate::None);
     }
 }

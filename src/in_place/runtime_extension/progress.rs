@@ -98,10 +98,10 @@ mod tests {
         machine.metadata.uid = Some("u".to_owned());
         machine.metadata.generation = Some(3);
         let annotations = [
-            (annotations::UPDATE_IN_PROGRESS, ""),
-            (annotations::IN_PLACE_UPDATE, said),
+            (annotations::UPDATE_IN_PROGRESS, String::new()),
+            (annotations::PROGRESS, json!({"inPlaceUpdate": said}).to_string()),
         ];
-        let annotations = annotations.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let annotations = annotations.map(|(key, value)| (key.to_owned(), value));
         machine.metadata.annotations = Some(annotations.into());
         // The old status is `UpToDate` and already has the new generation as observed.
         machine.status.get_or_insert_default().observed_generation = Some(3);

@@ -1,7 +1,6 @@
 //! Updates an existing VM to a changed spec.
 
 use super::{ExecuteError, Executor};
-use crate::api::annotations;
 use crate::api::identity::{self, VmEvent, VmRecord};
 use crate::api::retry::Call;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
@@ -36,9 +35,7 @@ impl Executor<'_, '_, '_> {
             let failure = Failure::new(Call::Update, status);
             return Ok(Outcome::Failed(Box::new(failure)));
         }
-        let done = plan.report_done;
-        let done = done.map(|done| (annotations::IN_PLACE_UPDATE, Some(done)));
-        let beside: Vec<_> = done.into_iter().chain(self.object.block_move_removal()).collect();
+        let beside: Vec<_> = self.object.block_move_removal().into_iter().collect();
         let updated = |record| updated(record, &plan.wanted);
         self.object
             .change_record("recording the end of the update", updated, &beside)

@@ -18,8 +18,8 @@ pub enum Plan {
     Outcome(Outcome),
     /// Restore the finalizer before anything else.
     RestoreFinalizer,
-    /// Write the annotation that tells Cluster API that the VM has the requested spec.
-    ReportInPlaceUpdate(Option<String>),
+    /// Record for Cluster API that the VM has the requested spec.
+    ReportInPlaceUpdate,
     /// Call the driver.
     CallDriver(DriverPlan),
 }
@@ -83,7 +83,7 @@ impl Plan {
             Self::CallDriver(_) | Self::Outcome(Outcome::RemoveFinalizer(_)) => RequiredPolicyCheck::Fresh,
             Self::RestoreFinalizer => RequiredPolicyCheck::Cached,
             Self::Outcome(Outcome::Blocked(block)) if block.record.is_some() => RequiredPolicyCheck::Cached,
-            Self::Outcome(_) | Self::ReportInPlaceUpdate(_) => RequiredPolicyCheck::None,
+            Self::Outcome(_) | Self::ReportInPlaceUpdate => RequiredPolicyCheck::None,
         }
     }
 
@@ -182,9 +182,6 @@ pub struct Update {
     pub applied: ProviderSpec,
     /// The wanted spec.
     pub wanted: ProviderSpec,
-    /// The annotation that tells Cluster API that the VM has the wanted spec, if Cluster API has requested
-    /// this.
-    pub report_done: Option<String>,
 }
 
 /// The input to shut down and delete a VM.

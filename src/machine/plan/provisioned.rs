@@ -8,7 +8,7 @@ use crate::api::conditions::{self, reason};
 use crate::api::identity::{InvalidSpec, MadeFrom, VmRecord, VmState};
 use crate::api::v1alpha1::InfraMachine;
 use crate::driver::KnownDriver;
-use crate::in_place::hot_update::{Changes, InPlaceUpdate, in_place};
+use crate::in_place::hot_update::{Changes, InPlaceUpdate};
 use crate::machine::outcome::{Blocked, Outcome};
 use crate::machine::runtime_state::LookUpHint;
 use cmi_driver::{Machine, Operation, ProviderId, ProviderSpec};
@@ -76,12 +76,14 @@ pub fn plan_provisioned(
     // The VM may be half updated, even after a move.
     let is_unfinished = matches!(record.state, VmState::Updating { .. });
     let differs = is_unfinished || !hot.is_empty() || !not_updatable.is_empty();
-    let report_done = match InPlaceUpdate::of(machine) {
+    match InPlaceUpdate::of(machine) {
         InPlaceUpdate::NotRequested if differs => return update_not_requested(requeue_after),
-        InPlaceUpdate::Requested if !differs => return Plan::ReportInPlaceUpdate(in_place::done(machine)),
-        InPlaceUpdate::Requested => in_place::done(machine),
-        InPlaceUpdate::None | InPlaceUpdate::NotRequested | InPlaceUpdate::Done => None,
-    };
+        InPlaceUpdate::Requested if !differs => return Plan::ReportInPlaceUpdate,
+        InPlaceUpdate::None
+        | InPlaceUpdate::NotRequested
+        | InPlaceUpdate::Requested
+        | InPlaceUpdate::Done => {}
+    }
     if not_updatable.is_empty() && (is_unfinished || !hot.is_empty()) {
         // An unsupported look-up does not delay an update.
         if let Some(wait) = retry_wait(observed).filter(|_| !lacks_look_up) {
@@ -91,7 +93,6 @@ pub fn plan_provisioned(
             provider_id,
             applied: applied.clone(),
             wanted,
-            report_done,
         }))
         .into();
     }

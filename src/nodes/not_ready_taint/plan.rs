@@ -1,10 +1,10 @@
 //! Decides whether there is a taint to remove. Pure.
 
-use crate::api::annotations;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions;
 use crate::api::identity::MachineId;
 use crate::api::paused_by;
+use crate::api::progress::Task;
 use crate::api::v1alpha1::InfraMachine;
 
 /// The inputs of one reconcile.
@@ -69,7 +69,7 @@ pub fn plan<'a>(machine: &InfraMachine, seen: &Observed<'a>) -> Option<(Removal,
         key: taint.key.clone(),
         node: owner.status.as_ref()?.node_name.as_deref()?.to_owned(),
         provider_id: machine.spec.provider_id.clone()?,
-        removed_from: removed_from(machine, &taint.key).map(str::to_owned),
+        removed_from: removed_from(machine, &taint.key),
         is_done: is_done(machine, &taint.key),
     };
     Some((removal, cluster))
@@ -86,12 +86,10 @@ pub fn record(node_uid: &str, key: &str) -> String {
 }
 
 /// The UID of the Node that was freed of the taint with this key. A record for another key does not count.
-fn removed_from<'a>(machine: &'a InfraMachine, key: &str) -> Option<&'a str> {
-    let annotations = machine.metadata.annotations.as_ref()?;
-    let (node_uid, of_key) = annotations
-        .get(annotations::NOT_READY_TAINT_REMOVED_FROM)?
-        .split_once('/')?;
-    (of_key == key).then_some(node_uid)
+fn removed_from(machine: &InfraMachine, key: &str) -> Option<String> {
+    let record: String = Task::NotReadyTaint.progress(&machine.metadata)?;
+    let (node_uid, of_key) = record.split_once('/')?;
+    (of_key == key).then(|| node_uid.to_owned())
 }
 
 #[cfg(test)]
@@ -100,6 +98,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::api::annotations;
     use crate::api::cluster_api::MachineSpec;
     use crate::api::conditions::{ConditionStatus, reason};
     use crate::api::identity::fixtures::existing;
@@ -198,9 +197,12 @@ mod tests {
                 conditions::NOT_READY_TAINT_REMOVED,
                 ConditionStatus::True,
             );
+            let record = super::record("n-1", "node.machine.sapcloud.io/instance-not-ready");
+            let progress = Task::NotReadyTaint
+                .with_progress(&machine.metadata, record)
+                .unwrap();
             let annotations = machine.metadata.annotations.get_or_insert_default();
-            let value = super::record("n-1", "node.machine.sapcloud.io/instance-not-ready");
-            annotations.insert(annotations::NOT_READY_TAINT_REMOVED_FROM.to_owned(), value);
+            annotations.insert(annotations::PROGRESS.to_owned(), progress);
         };
         assert!(!removed_from_node(|machine, _, _| {
             record(machine);

@@ -175,10 +175,7 @@ async fn ensure_current(infra: &InfraMachine, ctx: &Context) -> Result<(), Error
         .get_metadata(name)
         .await
         .map_err(|error| Error::api(action, error))?;
-    let last = |annotations: Option<&std::collections::BTreeMap<String, String>>| {
-        annotations.and_then(|all| all.get(annotations::VOLUME_DRAIN_EVICTION).cloned())
-    };
-    if last(found.metadata.annotations.as_ref()) == last(infra.metadata.annotations.as_ref()) {
+    if Eviction::of(&found.metadata) == Eviction::of(&infra.metadata) {
         Ok(())
     } else {
         Err(Error::Conflict { action })

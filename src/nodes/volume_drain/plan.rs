@@ -318,7 +318,7 @@ fn drain<'a>(observed: &'a Observed, infra: &InfraMachine, timeout: Duration) ->
         node: node.clone(),
         provider_id: provider_id.clone(),
         timeout: machine.bounded(timeout),
-        last: Eviction::of(infra),
+        last: Eviction::of(&infra.metadata),
         deadline,
         rules: observed.rules.clone().unwrap_or_else(DrainRules::unknown),
     };

@@ -9,10 +9,11 @@ use super::record::Eviction;
 use super::status::{self, DrainCondition};
 use crate::api::cluster_api::Machine;
 use crate::api::identity;
+use crate::api::progress::Task;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::wall_clock;
 use crate::api::{ObjectMetaExt as _, annotations, conditions};
-use crate::apiserver::{Error, NewEvent, patch_annotations, patch_metadata, publish_status};
+use crate::apiserver::{Error, NewEvent, patch_metadata, publish_status, record_progress};
 
 /// Publishes the condition of the drain on the InfraMachine of a Machine, if it exists. Without a report,
 /// removes the condition.
@@ -52,16 +53,11 @@ pub async fn record_failure(infra: &InfraMachine, ctx: &Context, event: NewEvent
     ctx.events.record_failure(infra, &driver, condition, event).await;
 }
 
-/// Patches the record of the evicted pod, on the planned resource version, and returns the InfraMachine as
+/// Records the evicted pod, on the planned resource version, and returns the InfraMachine as
 /// written.
 pub async fn record(infra: &InfraMachine, ctx: &Context, eviction: &Eviction) -> Result<InfraMachine, Error> {
-    let action = "patching the annotation volume-drain-eviction";
-    let text = serde_json::to_string(eviction).map_err(|source| Error::Encode { action, source })?;
-    let metadata = json!({
-        "resourceVersion": infra.metadata.resource_version,
-        "annotations": {annotations::VOLUME_DRAIN_EVICTION: text},
-    });
-    patch_annotations(&ctx.client, infra, &metadata, action).await
+    let action = "recording the evicted pod";
+    record_progress(&ctx.client, infra, Task::VolumeDrain, eviction, action).await
 }
 
 /// Patches the hook of the Machine with this UID. Returns whether that is permitted.

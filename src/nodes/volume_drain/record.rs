@@ -1,15 +1,14 @@
-//! The last eviction, recorded in an annotation of the InfraMachine. The annotation is written before the
-//! eviction, so that the next pod is not evicted too soon after a crash. It is in the metadata, so that
-//! `clusterctl move` moves it. Pure.
+//! The last eviction, recorded in the progress of the InfraMachine. It is written before the eviction, so
+//! that the next pod is not evicted too soon after a crash. Pure.
 
 use std::fmt::Write as _;
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::api::annotations;
-use crate::api::v1alpha1::InfraMachine;
+use crate::api::progress::Task;
 
 /// The most volumes that a drain waits for at a time. The cache drops longer annotations.
 pub const MAX_VOLUMES: usize = 24;
@@ -57,11 +56,10 @@ impl Eviction {
         }
     }
 
-    /// Parses the annotation. A malformed annotation is ignored, and the next pod is then evicted without a
+    /// Reads the last eviction. A malformed record is ignored, and the next pod is then evicted without a
     /// wait.
-    pub fn of(infra: &InfraMachine) -> Option<Self> {
-        let annotations = infra.metadata.annotations.as_ref()?;
-        serde_json::from_str(annotations.get(annotations::VOLUME_DRAIN_EVICTION)?).ok()
+    pub fn of(metadata: &ObjectMeta) -> Option<Self> {
+        Task::VolumeDrain.progress(metadata)
     }
 
     /// The attached volumes that this eviction waits for.
@@ -82,8 +80,10 @@ fn hash(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
-    use crate::api::v1alpha1::InfraMachineSpec;
+    use crate::api::annotations;
 
     /// The next reconcile has only the annotations that the cache keeps.
     #[test]
@@ -93,12 +93,21 @@ mod tests {
         let uid = "12345678-1234-1234-1234-123456789012";
         let at = Timestamp::new(1_700_000_000, 123_456_789).unwrap();
         let eviction = Eviction::new(&"p".repeat(400), uid, at, u32::MAX, &attached);
-        let mut infra = InfraMachine::new("m", InfraMachineSpec::default());
-        let text = serde_json::to_string(&eviction).unwrap();
-        let annotation = (annotations::VOLUME_DRAIN_EVICTION.to_owned(), text);
-        infra.metadata.annotations = Some([annotation].into());
-        crate::api::bounded::bound(&mut infra.metadata);
-        assert_eq!(Eviction::of(&infra), Some(eviction.clone()));
+        let mut metadata = ObjectMeta::default();
+        let taint = format!("{uid}/{}", "k".repeat(317));
+        for (task, progress) in [
+            (Task::NotReadyTaint, json!(taint)),
+            (
+                Task::InPlaceUpdate,
+                json!(format!("{uid}/{}/requested", i64::MAX)),
+            ),
+            (Task::VolumeDrain, json!(eviction)),
+        ] {
+            let text = task.with_progress(&metadata, progress).unwrap();
+            metadata.annotations = Some([(annotations::PROGRESS.to_owned(), text)].into());
+        }
+        crate::api::bounded::bound(&mut metadata);
+        assert_eq!(Eviction::of(&metadata), Some(eviction.clone()));
         assert_eq!(eviction.awaited(&names).len(), MAX_VOLUMES);
         assert!(eviction.awaited(&["other".to_owned()]).is_empty());
     }

@@ -21,7 +21,7 @@ async fn refuses(hooks: &Hooks, machine: &ByHand, why: &str) -> Result<()> {
     failed_because(&hooks.update(machine).await?, why)?;
     let left = machine.get().await?;
     ensure!(
-        !left.annotations().contains_key(annotations::IN_PLACE_UPDATE),
+        !left.annotations().contains_key(annotations::PROGRESS),
         "begun: {left:?}"
     );
     Ok(())

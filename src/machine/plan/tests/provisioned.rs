@@ -112,12 +112,16 @@ fn updated_in_place(fixture: MachineFixture) -> MachineFixture {
         .annotated(annotations::UPDATE_IN_PROGRESS, "")
 }
 
+/// Records this progress of the update.
+fn said(fixture: MachineFixture, progress: &str) -> MachineFixture {
+    let progress = json!({"inPlaceUpdate": progress}).to_string();
+    fixture.annotated(annotations::PROGRESS, &progress)
+}
+
 #[test]
 fn an_in_place_update_waits_for_a_request_for_the_current_spec() {
-    let requested = |generation: u32| {
-        let request = format!("u-1/{generation}/requested");
-        updated_in_place(larger()).annotated(annotations::IN_PLACE_UPDATE, &request)
-    };
+    let requested =
+        |generation: u32| said(updated_in_place(larger()), &format!("u-1/{generation}/requested"));
     for fixture in [
         updated_in_place(larger()),
         requested(1),
@@ -136,9 +140,7 @@ fn an_in_place_update_waits_for_a_request_for_the_current_spec() {
             )
         );
     }
-    let plan = update(world().plan(requested(2)));
-    assert_eq!(plan.report_done.as_deref(), Some("u-1/2/done"));
-    assert_eq!(update(world().plan(larger())).report_done, None);
+    update(world().plan(requested(2)));
     assert_eq!(
         world().plan(updated_in_place(machine().provisioned())),
         kept(true, None),
@@ -148,19 +150,15 @@ fn an_in_place_update_waits_for_a_request_for_the_current_spec() {
 
 #[test]
 fn an_in_place_update_without_a_change_is_reported_done_once() {
-    let said = |word: &str| {
-        let said = format!("u-1/2/{word}");
-        world().plan(updated_in_place(machine().provisioned()).annotated(annotations::IN_PLACE_UPDATE, &said))
+    let plan = |word: &str| {
+        let fixture = updated_in_place(machine().provisioned());
+        world().plan(said(fixture, &format!("u-1/2/{word}")))
     };
-    let Plan::ReportInPlaceUpdate(Some(done)) = said("requested") else {
-        panic!("not reported");
-    };
-    assert_eq!(done, "u-1/2/done");
-    assert_eq!(said("done"), kept(true, None));
-    let requested = |fixture: MachineFixture| {
-        updated_in_place(fixture).annotated(annotations::IN_PLACE_UPDATE, "u-1/2/requested")
-    };
-    update(world().remembering(0).plan(requested(half_updated(0))));
+    let reported = plan("requested");
+    assert!(matches!(reported, Plan::ReportInPlaceUpdate), "{reported:?}");
+    assert_eq!(plan("done"), kept(true, None));
+    let requested = said(updated_in_place(half_updated(0)), "u-1/2/requested");
+    update(world().remembering(0).plan(requested));
 }
 
 /// An update by another extension must not hide a missing VM.

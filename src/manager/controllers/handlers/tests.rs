@@ -493,7 +493,7 @@ async fn each_precondition_of_a_taint_removal_enqueues_the_node() {
             version,
             &json!({
                 "metadata": {"labels": {labels::CLUSTER_NAME: "c"},
-                    "annotations": {annotations::NOT_READY_TAINT_REMOVED_FROM: removed.unwrap_or_default()}},
+                    "annotations": {annotations::PROGRESS: json!({"notReadyTaint": removed}).to_string()}},
                 "spec": {"notReadyTaint": {"key": "k"}},
                 "status": {"initialization": {"provisioned": true}, "conditions": conditions},
             }),
