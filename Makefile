@@ -129,9 +129,17 @@ bench-libvirt: ## Measure what the libvirt driver takes to make and delete VMs, 
 	@drivers/libvirt/tests/lab/prepare.sh
 	$(CARGO) bench -p capcmi-driver-libvirt --locked --profile dev --bench machines
 
+# `qcow2` for a disk, and a release of Kubernetes in images/node/programs/kubernetes.
+FORM ?= rootfs
+KUBERNETES ?=
+
+.PHONY: node-image
+node-image: ## Build the image of a node and print its path (FORM=qcow2, KUBERNETES=v1.36.2); wants root on Debian, and Go.
+	@images/node/build.sh '$(FORM)' $(KUBERNETES)
+
 .PHONY: e2e-libvirt
 e2e-libvirt: ## Have a Debian guest with a real kubelet join through the libvirt driver; on demand, 10 to 30 minutes without KVM.
-	@drivers/libvirt/image/prepare.sh
+	@drivers/libvirt/tests/lab/prepare.sh
 	$(CARGO) build --locked --bin capcmi-manager --bin capcmi --example quickstart
 	$(TEST_LIBVIRT) --test kubelet -- --ignored --nocapture
 

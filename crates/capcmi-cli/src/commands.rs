@@ -6,6 +6,7 @@ pub mod conformance;
 mod describe;
 mod driver;
 mod drivers;
+mod image;
 mod manifests;
 mod migrate;
 mod orphans;
@@ -61,6 +62,9 @@ enum Command {
     Plan(Box<plan::PlanArgs>),
     /// Migrate machines of machine-controller-manager to Cluster API, with their VMs.
     Migrate(Box<migrate::MigrateArgs>),
+    /// Check the image of a node.
+    #[command(subcommand)]
+    Image(image::ImageCommand),
     Conformance(Box<conformance::ConformanceArgs>),
     /// Print the manifests of the provider, or write them to files.
     Manifests(manifests::Manifests),
@@ -90,6 +94,7 @@ pub fn main() -> ExitCode {
         Command::Describe(command) => block_on(&log.of_command(), describe::execute(command)),
         Command::Plan(args) => block_on(&log.of_command(), plan::execute(*args)),
         Command::Migrate(args) => block_on(&log.of_command(), migrate::execute(*args)),
+        Command::Image(command) => image::execute(command),
         Command::Conformance(args) => block_on(&log, conformance::execute(*args)),
         Command::Manifests(command) => command.run(&mut std::io::stdout()).map_err(CommandError::from),
         Command::Version => {

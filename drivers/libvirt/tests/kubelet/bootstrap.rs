@@ -6,6 +6,23 @@ use anyhow::Result;
 use management_cluster::{BOOTSTRAP_KUBECONFIG, KUBELET_CONFIG, WORKLOAD_HOST, Workload};
 use serde_json::{Value, json};
 
+/// The network of the Pods of one Node. Debian has its plugins.
+const POD_NETWORK: &str = r#"{
+  "cniVersion": "1.0.0",
+  "name": "pods",
+  "plugins": [
+    {
+      "type": "bridge",
+      "bridge": "cni0",
+      "isGateway": true,
+      "isDefaultGateway": true,
+      "ipMasq": true,
+      "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.85.0.0/24"}]]}
+    }
+  ]
+}
+"#;
+
 /// A cloud-config for a guest that reaches the API server of the workload cluster under an address. Its Node
 /// registers with a taint, and with the ProviderID that the instance metadata have. cloud-init fills in what
 /// stands between the braces, as in the templates of the provider.
@@ -21,12 +38,13 @@ pub fn cloud_config(workload: &Workload, api_server: SocketAddr, taint: &str) ->
     let config = json!({
         "write_files": [
             file(BOOTSTRAP_KUBECONFIG, &workload.bootstrap_kubeconfig(&server)?),
+            file("/etc/cni/net.d/10-bridge.conflist", POD_NETWORK),
             file(KUBELET_CONFIG, &kubelet.to_string()),
             file("/etc/default/kubelet", "KUBELET_EXTRA_ARGS=--provider-id={{ ds.meta_data.provider_id }}\n"),
             {"path": "/etc/hosts", "append": true, "content": format!("{} {WORKLOAD_HOST}\n",
             api_server.ip())},
         ],
-        "runcmd": [["systemctl", "enable", "--now", "kubelet"]],
+        "runcmd": [["systemctl", "start", "kubelet"]],
     });
     Ok(format!("## template: jinja\n#cloud-config\n{config}\n"))
 }

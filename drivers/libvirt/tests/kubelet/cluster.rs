@@ -40,7 +40,7 @@ pub struct Cluster {
 
 impl Cluster {
     /// Starts all but machines.
-    pub async fn start(lab: &Lab, image: &Path) -> Result<Self> {
+    pub async fn start(lab: &Lab, image: &NodeImage) -> Result<Self> {
         let driver = Path::new(env!("CARGO_BIN_EXE_capcmi-driver-libvirt"));
         let management = ManagementCluster::builder()
             .manifests(testbed::definitions()?)
@@ -131,13 +131,39 @@ impl Cluster {
     }
 }
 
-/// Returns the folder that a script of the node image prints. The script builds its content on the first run.
-/// This program's standard error shows the progress.
-pub fn built(script: &str) -> Result<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("image").join(script);
-    let built = Command::new(&path).stderr(Stdio::inherit()).output()?;
-    ensure!(built.status.success(), "{} failed", path.display());
-    Ok(PathBuf::from(String::from_utf8(built.stdout)?.trim()))
+/// The disk of a node and the files that it is started with.
+pub struct NodeImage {
+    disk: PathBuf,
+    kernel: PathBuf,
+    initrd: PathBuf,
+}
+
+impl NodeImage {
+    /// Builds the image on the first run.
+    pub fn build() -> Result<Self> {
+        let disk = built("build.sh", &["qcow2", KUBERNETES_VERSION])?;
+        // It was made of this folder.
+        let root = disk.with_file_name("rootfs");
+        Ok(Self {
+            disk,
+            kernel: root.join("vmlinuz").canonicalize()?,
+            initrd: root.join("initrd.img").canonicalize()?,
+        })
+    }
+}
+
+/// Returns the path that a script of the node image prints last. The script builds the content on the first
+/// run. This program's standard error shows the progress.
+fn built(script: &str, arguments: &[&str]) -> Result<PathBuf> {
+    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../images/node");
+    let mut command = Command::new(scripts.join(script));
+    let built = command.args(arguments).stderr(Stdio::inherit()).output()?;
+    ensure!(built.status.success(), "{command:?} failed");
+    let printed = String::from_utf8(built.stdout)?;
+    let path = printed.lines().last();
+    Ok(PathBuf::from(
+        path.with_context(|| format!("{command:?} printed nothing"))?,
+    ))
 }
 
 /// Runs a command and returns its output.
@@ -157,7 +183,8 @@ fn network(lab: &Lab, host: &str) -> Result<PathBuf> {
 /// Pods find their way past the taints of Nodes.
 async fn start_scheduler(management: &ManagementCluster) -> Result<Process> {
     let kubeconfig = management.workload().await?.admin_kubeconfig();
-    let mut command = Command::new(built("programs.sh")?.join("kube-scheduler"));
+    let programs = built("programs.sh", &[&format!("kubernetes/{KUBERNETES_VERSION}")])?;
+    let mut command = Command::new(programs.join("kube-scheduler"));
     command
         .arg(format!("--kubeconfig={}", kubeconfig.display()))
         .args(["--leader-elect=false", "--secure-port=0"]);
@@ -171,7 +198,7 @@ fn socket(management: &ManagementCluster) -> PathBuf {
 async fn start_plugin(
     management: &ManagementCluster,
     lab: &Lab,
-    image: &Path,
+    image: &NodeImage,
     driver: &Path,
 ) -> Result<Process> {
     let config = management.folder().path().join("libvirt.yaml");
@@ -189,19 +216,18 @@ async fn start_plugin(
 }
 
 /// Two hosts that have the image of a node.
-fn driver_config(lab: &Lab, image: &Path) -> Result<Value> {
-    let disk = image.join("node.qcow2");
-    let sum = run(Command::new("sha256sum").arg(&disk))?;
+fn driver_config(lab: &Lab, image: &NodeImage) -> Result<Value> {
+    let sum = run(Command::new("sha256sum").arg(&image.disk))?;
     let sha256 = sum.split(' ').next().context("sha256sum printed nothing")?;
     let mut hosts = BTreeMap::new();
     for host in HOSTS {
-        fs::copy(&disk, lab.of(host).join("images/node.qcow2"))?;
+        fs::copy(&image.disk, lab.of(host).join("images/node.qcow2"))?;
         let socket = lab.of(host).join("run/libvirt-sock");
         let uri = format!("qemu+unix:///system?socket={}", socket.display());
         hosts.insert(host, json!({"uri": uri, "reservedMemoryMib": 0}));
     }
     let boot = json!({
-        "kernel": image.join("vmlinuz"), "initrd": image.join("initrd.img"),
+        "kernel": image.kernel, "initrd": image.initrd,
         "commandLine": "root=/dev/vda rw console=ttyS0 quiet",
     });
     Ok(json!({

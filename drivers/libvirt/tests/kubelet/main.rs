@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use capcmi::api::v1alpha1::InfraMachine;
-use cluster::{Cluster, NAME, TAINT, built};
+use cluster::{Cluster, NAME, NodeImage, TAINT};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
@@ -39,7 +39,7 @@ async fn a_machine_becomes_a_node_that_runs_a_pod_and_leaves_nothing() -> Result
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };
-    let image = built("build.sh")?;
+    let image = NodeImage::build()?;
     let cluster = Cluster::start(&lab, &image).await?;
     let client = cluster.management.workload().await?.admin_client().await?;
     let nodes = Record::of(Api::<Node>::all(client.clone()));
