@@ -21,16 +21,18 @@ flock 9
 [ ! -e "$archive" ] || { echo "$archive"; exit 0; }
 echo "making a root file system of Debian (only the first time; this takes minutes)" >&2
 
-# nftables and iptables: kube-proxy's container image takes both from here.
+# resolvconf applies the name servers of a static network configuration. kube-proxy's container image takes nftables and
+# iptables from here.
 packages=(linux-image-cloud-amd64 initramfs-tools systemd-sysv dbus udev kmod procps mount util-linux e2fsprogs cloud-init
-    ifupdown isc-dhcp-client iproute2 iptables nftables netbase ca-certificates qemu-guest-agent containernetworking-plugins)
-# No host name and no machine id: each machine gets its own.
+    ifupdown isc-dhcp-client resolvconf iproute2 iptables nftables netbase ca-certificates qemu-guest-agent containernetworking-plugins)
+# No host name, machine id or name server: each machine gets its own.
 mmdebstrap --quiet --mode=root --variant=minbase --include="${packages[*]}" \
     --aptopt='APT::Install-Recommends "false"' \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' \
     --customize-hook='chroot "$1" passwd --quiet --lock root' \
-    --customize-hook='rm -f "$1/etc/hostname"; : >"$1/etc/machine-id"; mkdir -p "$1/etc/network/interfaces.d"' \
+    --customize-hook='rm -rf "$1/etc/hostname" "$1/etc/resolvconf/resolv.conf.d/original" "$1"/run/*' \
+    --customize-hook=': >"$1/etc/machine-id"; mkdir -p "$1/etc/network/interfaces.d"' \
     --format=tar "$release" "$archive.part" "$sources" >&2
 mv "$archive.part" "$archive"
 echo "$archive"

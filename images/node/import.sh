@@ -17,15 +17,15 @@ trap end EXIT
 # required MODULE: the version of a module that the programs are built from
 required() { sed -n "s|^[[:space:]]*\(require \)\?$1 v\([^ ]*\).*|\2|p" "$here"/programs/*/go.mod "$here"/programs/*/*/go.mod | sort -u; }
 
-# netfilter FOLDER: copies the programs that kube-proxy calls, with their libraries, from the root file system.
+# netfilter FOLDER: copies the programs that kube-proxy calls, their extensions and libraries from the root file system.
 netfilter() {
-    local called=(/usr/sbin/nft /usr/sbin/ip{,6}tables{,-save,-restore})
+    local called=(usr/sbin/nft usr/sbin/ip{,6}tables{,-save,-restore}) extensions
+    mapfile -t extensions < <(cd "$root" && printf '%s\n' usr/lib/*/xtables/*.so)
     mkdir "$1"
     {
-        printf '%s\n' "${called[@]}"
-        chroot "$root" ldd "${called[@]}" | grep -o '/lib[^ ]*'
-        (cd "$root" && printf '/%s\n' usr/lib/*/xtables)
-    } | sort -u | chroot "$root" tar -c --dereference --absolute-names -T - | tar -C "$1" -x
+        printf '%s\n' "${called[@]}" "${extensions[@]}"
+        chroot "$root" ldd "${called[@]/#//}" "${extensions[@]/#//}" | sed -n 's|.*[[:space:]]/\(lib[^ ]*\) (.*|\1|p'
+    } | sort -u | chroot "$root" tar -c --dereference -T - | tar -C "$1" -x
 }
 
 # image NAME: makes the image of the program that the name ends with. The keys in /etc/kubernetes/pki are root's.
@@ -61,6 +61,7 @@ address = '$work/containerd.sock'
 END
 "$programs/containerd" --config "$work/config.toml" --log-level warn >"$work/log" 2>&1 &
 containerd=$!
+export CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=1
 ctr() { "$programs/ctr" --address "$work/containerd.sock" --namespace k8s.io "$@"; }
 deadline=$((SECONDS + 60))
 until ctr version >/dev/null 2>&1; do
