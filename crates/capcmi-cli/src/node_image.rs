@@ -10,8 +10,8 @@ pub use self::root::Root;
 
 use anyhow::Result;
 
-/// A requirement: its name, and a check that returns what it found. An error names the fault, the place and
-/// the remedy.
+/// The name and the check of a requirement. The check returns its finding. An error names the fault, the
+/// place and the remedy.
 pub type Requirement = (&'static str, fn(&Root) -> Result<String>);
 
 /// All requirements.

@@ -28,7 +28,7 @@ const IMAGES: [&str; 4] = [
     "kube-proxy",
 ];
 
-/// containerd starts with the machine, and has what it runs.
+/// containerd starts with the machine, and its shim and runc are installed.
 pub(super) fn containerd(root: &Root) -> Result<String> {
     for name in ["containerd", "containerd-shim-runc-v2", "runc"] {
         root.program(name)?;
@@ -138,7 +138,7 @@ fn version(root: &Root) -> Result<String> {
         .to_owned())
 }
 
-/// Runs a program of the image, which contains its version in no other readable way.
+/// Runs a program of the image: only its output has the version.
 fn output(program: &Path, arguments: &[&str]) -> Result<String> {
     let run = Command::new(program).args(arguments).output();
     let run = run.with_context(|| {

@@ -88,7 +88,7 @@ pub(super) fn swap(root: &Root) -> Result<String> {
     Ok("none".to_owned())
 }
 
-/// systemd gives each machine an id of its own if there is none.
+/// With an empty file, systemd generates an id for each machine.
 pub(super) fn machine_id(root: &Root) -> Result<String> {
     let id = root.text("etc/machine-id")?;
     let is_empty = matches!(id.trim(), "" | "uninitialized");
@@ -99,7 +99,7 @@ pub(super) fn machine_id(root: &Root) -> Result<String> {
     Ok("none".to_owned())
 }
 
-/// Everybody who has the image knows its keys.
+/// Keys in an image are known to everybody with access to the image.
 pub(super) fn host_keys(root: &Root) -> Result<String> {
     for name in root.names("etc/ssh")? {
         let is_key = name.starts_with("ssh_host_");
