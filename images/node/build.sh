@@ -23,9 +23,8 @@ grep -qxF "$version" <<<"$versions" ||
     { echo "There is no image of Kubernetes $version: choose one of" $versions >&2; exit 2; }
 [ "$(id -u)" = 0 ] || { echo "The node image needs root: its files have owners." >&2; exit 1; }
 
-podnet=$(cd "$here/../../tests/podnet" && pwd)
-digest=$(cd "$here" && find . "$podnet" -type f | LC_ALL=C sort | xargs sha256sum | cut -d' ' -f1 | sha256sum | cut -c1-12)
-folder=${XDG_CACHE_HOME:-$HOME/.cache}/capcmi/node-image/$digest/$version
+sources=$(cd "$here/../.." && find images/node tests/podnet -type f | LC_ALL=C sort | xargs sha256sum)
+folder=${XDG_CACHE_HOME:-$HOME/.cache}/capcmi/node-image/$(sha256sum <<<"$sources" | cut -c1-12)/$version
 mkdir -p "$folder"
 exec 9>"$folder/.lock"
 flock 9
@@ -39,14 +38,21 @@ rm -rf "$folder"/.building-*
 work=$(mktemp -d "$folder/.building-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
+# collect_programs FOLDER
+collect_programs() {
+    local module built
+    mkdir "$1"
+    for module in "kubernetes/$version" containerd runc containers coredns kube-vip ../../../tests/podnet; do
+        built=$("$here/programs.sh" "$module" 9>&-)
+        ln -s "$built"/* "$1"
+    done
+}
+
 # build_rootfs FOLDER
 build_rootfs() {
-    local root=$1 module debian
+    local root=$1 debian
     debian=$("$here/debian.sh" 9>&-)
-    mkdir "$work/programs"
-    for module in "kubernetes/$version" containerd runc containers coredns kube-vip "$podnet"; do
-        ln -s "$("$here/programs.sh" "$module" 9>&-)"/* "$work/programs"
-    done
+    collect_programs "$work/programs"
     echo "making the root file system of a node with Kubernetes $version" >&2
     mkdir -m 0755 "$root"
     tar -C "$root" --xattrs --xattrs-include='*' --numeric-owner -xf "$debian"
@@ -63,15 +69,19 @@ build_rootfs() {
 
 # build_qcow2 DISK
 build_qcow2() {
-    local root
-    root=$folder/rootfs
-    [ -e "$root" ] || { build_rootfs "$work/rootfs" && mv "$work/rootfs" "$root"; }
-    echo "making a disk of $root" >&2
+    echo "making a disk with Kubernetes $version" >&2
     truncate -s 6G "$work/disk.raw"
-    mke2fs -q -t ext4 -L root -d "$root" "$work/disk.raw"
+    mke2fs -q -t ext4 -L root -d "$folder/rootfs" "$work/disk.raw"
     qemu-img convert -c -O qcow2 "$work/disk.raw" "$1"
 }
 
-"build_$form" "$work/$result"
-mv "$work/$result" "$folder"
+# The disk is made of the root file system.
+if [ ! -e "$folder/rootfs" ]; then
+    build_rootfs "$work/rootfs"
+    mv "$work/rootfs" "$folder"
+fi
+if [ "$form" = qcow2 ]; then
+    build_qcow2 "$work/$result"
+    mv "$work/$result" "$folder"
+fi
 echo "$folder/$result"

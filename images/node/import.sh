@@ -14,9 +14,6 @@ end() {
 }
 trap end EXIT
 
-# required MODULE: the version of a module that the programs are built from
-required() { sed -n "s|^[[:space:]]*\(require \)\?$1 v\([^ ]*\).*|\2|p" "$here"/programs/*/go.mod "$here"/programs/*/*/go.mod | sort -u; }
-
 # netfilter FOLDER: copies the programs that kube-proxy calls, their extensions and libraries from the root file system.
 netfilter() {
     local called=(usr/sbin/nft usr/sbin/ip{,6}tables{,-save,-restore}) extensions
@@ -43,12 +40,17 @@ image() {
 }
 
 # Kubernetes names the images that it wants. The programs must be of these versions.
-names=$("$programs/kubeadm" config images list --kubernetes-version "$("$programs/kubeadm" version -o short)")
-for wanted in "coredns:v$(required github.com/coredns/coredns)" "etcd:$(required go.etcd.io/etcd/server/v3)-0"; do
-    grep -q "/$wanted\$" <<<"$names" || { printf 'kubeadm does not want %s:\n%s\n' "$wanted" "$names" >&2; exit 1; }
+kubernetes=$("$programs/kubeadm" version -o short)
+names=$("$programs/kubeadm" config images list --kubernetes-version "$kubernetes")
+etcd=$("$programs/etcd" --version | sed -n 's/^etcd Version: //p')
+coredns=$("$programs/coredns" -version | sed -n 's/^CoreDNS-//p')
+for wanted in "etcd:$etcd-0" "coredns:v$coredns"; do
+    grep -q "/$wanted\$" <<<"$names" || { printf 'The programs have %s, and kubeadm wants:\n%s\n' "$wanted" "$names" >&2; exit 1; }
 done
-grep -qF "sandbox = '$(grep /pause: <<<"$names")'" "$root/etc/containerd/config.toml" ||
-    { echo "containerd's sandbox image in files/etc/containerd/config.toml is not one of kubeadm: $names" >&2; exit 1; }
+kube_vip=ghcr.io/kube-vip/kube-vip:$("$programs/kube-vip" version | sed -n 's/^Version: *//p')
+pause=$(grep /pause: <<<"$names")
+grep -qF "sandbox = '$pause'" "$root/etc/containerd/config.toml" ||
+    { echo "The sandbox image of files/etc/containerd/config.toml is not $pause, which kubeadm wants" >&2; exit 1; }
 
 # The store has no absolute paths: it also works where the root file system is a machine's.
 cat >"$work/config.toml" <<END
@@ -69,7 +71,7 @@ until ctr version >/dev/null 2>&1; do
     sleep 0.1
 done
 netfilter "$work/netfilter"
-for name in $names "ghcr.io/kube-vip/kube-vip:v$(required github.com/kube-vip/kube-vip)" capcmi.local/{hello,podnet}:1; do
+for name in $names "$kube_vip" capcmi.local/{hello,podnet}:1; do
     image "$name"
 done
 ctr content prune references >/dev/null
