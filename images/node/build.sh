@@ -32,6 +32,10 @@ if [ -e "$folder/$result" ]; then
     echo "$folder/$result"
     exit
 fi
+if [ "$(stat -f -c %T "$folder")" = overlayfs ]; then
+    echo "$folder is on overlayfs, where containerd cannot unpack images: set XDG_CACHE_HOME to a folder on a disk" >&2
+    exit 1
+fi
 # Only the holder of the lock builds here.
 rm -rf "$folder"/.building-*
 "$here/prepare.sh" >&2 9>&-

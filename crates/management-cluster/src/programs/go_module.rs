@@ -170,26 +170,43 @@ impl GoModule {
 mod tests {
     use super::*;
 
+    /// The required versions of a go.mod file.
+    fn versions(go_mod: &str) -> Vec<(&str, &str)> {
+        let lines = go_mod.lines().filter_map(|line| line.strip_prefix('\t'));
+        let mut words = lines.map(|line| line.split(' '));
+        let pairs = words
+            .by_ref()
+            .filter_map(|mut words| Some((words.next()?, words.next()?)));
+        pairs.collect()
+    }
+
     /// Otherwise both are compiled from the start, which takes minutes.
-    #[test]
-    fn machine_controller_manager_has_the_libraries_of_kubernetes() {
-        let versions = |go_mod: &'static str| -> Vec<(&str, &str)> {
-            let lines = go_mod.lines().filter_map(|line| line.strip_prefix('\t'));
-            let mut words = lines.map(|line| line.split(' '));
-            let pairs = words
-                .by_ref()
-                .filter_map(|mut words| Some((words.next()?, words.next()?)));
-            pairs.collect()
-        };
+    fn assert_libraries_of_kubernetes(go_mod: &str) {
         let of_kubernetes = versions(KUBERNETES.go_mod);
         let mut shared = 0;
-        for (library, version) in versions(MACHINE_CONTROLLER_MANAGER.go_mod) {
+        for (library, version) in versions(go_mod) {
             if let Some((_, other)) = of_kubernetes.iter().find(|(known, _)| *known == library) {
                 assert_eq!(version, *other, "{library}");
                 shared += 1;
             }
         }
         assert!(shared > 20, "only {shared} libraries are shared");
+    }
+
+    #[test]
+    fn machine_controller_manager_has_the_libraries_of_kubernetes() {
+        assert_libraries_of_kubernetes(MACHINE_CONTROLLER_MANAGER.go_mod);
+    }
+
+    #[test]
+    fn the_node_image_has_the_libraries_of_kubernetes() {
+        let images = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../images/node/programs/kubernetes"
+        );
+        let go_mod = format!("{images}/{KUBERNETES_VERSION}/go.mod");
+        let go_mod = std::fs::read_to_string(&go_mod).expect("run images/node/programs/update.sh");
+        assert_libraries_of_kubernetes(&go_mod);
     }
 
     /// `programs/update.sh` writes the module files, and these constants are written by hand.
