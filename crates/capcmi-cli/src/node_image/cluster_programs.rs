@@ -59,8 +59,7 @@ pub(super) fn kubelet_unit(root: &Root) -> Result<String> {
     for file in KUBEADM_FILES {
         ensure!(
             unit.contains(file),
-            "kubelet.service does not name {file}: add kubeadm's drop-in, /{}/kubelet.service.d/10-kubeadm.conf",
-            UNITS[1]
+            "kubelet.service does not name {file}: add kubeadm's drop-in kubelet.service.d/10-kubeadm.conf"
         );
     }
     Ok("enabled, with kubeadm's drop-in".to_owned())
