@@ -1,0 +1,67 @@
+//! Locks by which this process makes one change of a machine at a time.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use cmi_driver::{Code, Result, Status};
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::timeout;
+
+/// How long a call waits for the lock that another call on the same machine holds.
+const WAIT: Duration = Duration::from_secs(20);
+
+/// A lock for each name that is held or waited for.
+#[derive(Debug, Default)]
+pub struct Locks(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);
+
+impl Locks {
+    /// Waits for the lock of a name. The guard is moved into the job, which outlives a call that is dropped.
+    ///
+    /// # Errors
+    /// ABORTED when another call holds the lock for too long.
+    pub async fn hold(&self, name: &str) -> Result<OwnedMutexGuard<()>> {
+        let lock = {
+            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            all.retain(|_, lock| lock.strong_count() > 0);
+            all.get(name).and_then(Weak::upgrade).unwrap_or_else(|| {
+                let lock = Arc::default();
+                all.insert(name.to_owned(), Arc::downgrade(&lock));
+                lock
+            })
+        };
+        timeout(WAIT, lock.lock_owned())
+            .await
+            .map_err(|_elapsed| Status::new(Code::Aborted, "another call on the machine is under way"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_name_is_held_once_and_others_are_free() {
+        let locks = Locks::default();
+        let first = locks.hold("a").await.unwrap();
+        assert!(locks.hold("a").now_or_never().is_none());
+        assert!(locks.hold("b").now_or_never().is_some());
+        drop(first);
+        assert!(locks.hold("a").now_or_never().is_some());
+        let _last = locks.hold("c").await.unwrap();
+        assert_eq!(
+            locks.0.lock().unwrap().len(),
+            1,
+            "what nothing holds is forgotten"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_hangs_does_not_keep_others_waiting_for_ever() {
+        let locks = Locks::default();
+        let _hangs = locks.hold("a").await.unwrap();
+        assert_eq!(locks.hold("a").await.unwrap_err().code(), Code::Aborted);
+    }
+}

@@ -1,0 +1,421 @@
+//! Operations on machines. All of them block.
+//!
+//! A create makes the folder, which appears as a whole, and starts the container. A delete removes container,
+//! interface and lease, then the folder. A repeated call therefore finds all remains of a killed call.
+
+mod make;
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use cmi_driver::{
+    Address, AddressType, Code, ListedMachine, Machine, PowerState, Result, Status, UpdateMachineRequest,
+};
+use jiff::{SignedDuration, Timestamp};
+
+use crate::config::Config;
+use crate::errors::status;
+use crate::identity::MachineKey;
+use crate::network::Network;
+use crate::programs::Programs;
+use crate::record::Record;
+use crate::runtime::{Container, Runtime};
+use crate::spec::{MachineSpec, Tagged};
+use crate::state::{self, StateFolder};
+
+/// The file of an administrator's lock on a machine. Its text is the reason.
+pub const LOCK: &str = "locked";
+/// How long a machine without an address counts as booting. A machine that took longer has none, as on a
+/// bridge without a DHCP server.
+const BOOT: SignedDuration = SignedDuration::from_mins(10);
+
+/// The machines of a state folder, which this process has locked.
+#[derive(Debug)]
+pub struct Machines {
+    config: Config,
+    state: StateFolder,
+    programs: Programs,
+    /// Held while a machine is placed, so that two machines do not take the same room or address.
+    placement: Mutex<()>,
+}
+
+/// The result of the look-up of a machine.
+#[derive(Debug)]
+pub enum Lookup {
+    /// No machine has the name.
+    Nothing,
+    /// The machine.
+    Ours(Box<Record>),
+    /// The machine of another machine object.
+    Other,
+}
+
+impl Machines {
+    /// Locks the state folder, removes half-made folders, and makes the bridge. `None` while another process
+    /// has the folder.
+    ///
+    /// # Errors
+    /// Fails with the errors of the state folder and of the bridge.
+    pub fn open(config: &Config) -> Result<Option<Self>> {
+        let state = StateFolder::new(&config.state_dir);
+        let Some(lock) = state.lock()? else {
+            return Ok(None);
+        };
+        let machines = Self {
+            config: config.clone(),
+            state,
+            programs: Programs::new(lock),
+            placement: Mutex::default(),
+        };
+        machines.network().ensure()?;
+        Ok(Some(machines))
+    }
+
+    /// Removes the bridge and its DHCP server when no machine is left.
+    ///
+    /// # Errors
+    /// Fails with the errors of the programs.
+    pub fn close(&self) -> Result<()> {
+        if self.state.records()?.is_empty() {
+            return self.network().remove();
+        }
+        Ok(())
+    }
+
+    /// Whether machines could be made: the state folder is there, and the runtime answers.
+    ///
+    /// # Errors
+    /// FAILED_PRECONDITION with the reason.
+    pub fn check(&self) -> Result<()> {
+        let checked = self.state.check().and_then(|()| self.runtime().list().map(drop));
+        checked.map_err(|status| Status::new(Code::FailedPrecondition, status.message()).with_source(status))
+    }
+
+    fn runtime(&self) -> Runtime<'_> {
+        Runtime {
+            program: &self.config.runtime,
+            state: &self.state,
+            programs: &self.programs,
+        }
+    }
+
+    fn network(&self) -> Network<'_> {
+        Network {
+            bridge: &self.config.bridge,
+            state: &self.state,
+            programs: &self.programs,
+        }
+    }
+
+    fn folder(&self, key: &MachineKey) -> PathBuf {
+        self.state.machine(&key.folder_name())
+    }
+
+    /// Looks for a machine.
+    ///
+    /// # Errors
+    /// When the state folder is away, or the record can't be read.
+    pub fn look(&self, key: &MachineKey) -> Result<Lookup> {
+        self.state.check()?;
+        Ok(match Record::read(&self.folder(key))? {
+            None => Lookup::Nothing,
+            Some(record) if record.key() == *key => Lookup::Ours(Box::new(record)),
+            Some(_) => Lookup::Other,
+        })
+    }
+
+    /// Returns the record of a machine that has to exist.
+    ///
+    /// # Errors
+    /// NOT_FOUND when the machine does not exist, or belongs to another machine object.
+    pub fn find(&self, key: &MachineKey) -> Result<Record> {
+        match self.look(key)? {
+            Lookup::Ours(record) => Ok(*record),
+            Lookup::Nothing | Lookup::Other => Err(not_found(key)),
+        }
+    }
+
+    /// Lists the machines of a cluster.
+    ///
+    /// # Errors
+    /// When a record can't be read: the list is never partial.
+    pub fn list(&self, cluster: &str) -> Result<Vec<ListedMachine>> {
+        self.state.check()?;
+        let containers = self.runtime().list()?;
+        let records = self.state.records()?;
+        for container in containers {
+            let is_its = |record: &Record| record.key().uuid().to_string() == container;
+            if !records.iter().any(is_its) {
+                tracing::warn!(container, "a container has no machine folder");
+            }
+        }
+        let records = records.into_iter().filter(|record| record.cluster == cluster);
+        records.map(listed).collect()
+    }
+
+    /// Returns the machine as the driver contract reports it.
+    ///
+    /// # Errors
+    /// Fails with the errors of the runtime.
+    pub fn describe(&self, record: &Record) -> Result<Machine> {
+        let key = record.key();
+        let container = self.runtime().state(key.uuid())?;
+        let found = match container {
+            Container::Running(pid) => self.network().addresses(pid)?,
+            Container::Nothing | Container::Created | Container::Stopped => Vec::new(),
+        };
+        let mut machine = Machine::new(key.machine_id(&record.host).provider_id()?, key.hostname());
+        machine.failure_domain = Some(record.host.clone());
+        machine.power_state = Some(power_state(container, record, !found.is_empty()));
+        machine.addresses = found
+            .into_iter()
+            .map(|address| (AddressType::InternalIP, address))
+            // The name comes after the addresses that say more: users are shown the first one.
+            .chain([(AddressType::Hostname, key.hostname())])
+            .map(|(kind, address)| Address { kind, address })
+            .collect();
+        Ok(machine)
+    }
+
+    /// Starts a machine that is off.
+    ///
+    /// # Errors
+    /// Fails with the errors of the programs; ABORTED when it is being deleted, FAILED_PRECONDITION when it is locked.
+    pub fn start(&self, record: Record) -> Result<Record> {
+        self.ensure_changeable(&record)?;
+        let (key, runtime) = (record.key(), self.runtime());
+        let folder = self.folder(&key);
+        match runtime.state(key.uuid())? {
+            Container::Running(_) => {}
+            Container::Nothing => self.boot(&record)?,
+            Container::Created | Container::Stopped => {
+                runtime.delete(key.uuid(), &folder)?;
+                self.network().detach(&key)?;
+                self.boot(&record)?;
+            }
+        }
+        let record = Record {
+            started_at: Some(Timestamp::now()),
+            ..record
+        };
+        record.write(&folder)?;
+        Ok(record)
+    }
+
+    /// The interface comes before the first program, which configures it.
+    fn boot(&self, record: &Record) -> Result<()> {
+        let (key, runtime, network) = (record.key(), self.runtime(), self.network());
+        network.ensure()?;
+        let pid = runtime.create(record, &self.folder(&key))?;
+        network.attach(&key, pid)?;
+        runtime.start(key.uuid())
+    }
+
+    /// Starts a machine that was made and never started.
+    ///
+    /// # Errors
+    /// Fails with the errors of [`Self::start`]; Uninitialized with the machine when it could not be started.
+    pub fn initialize(&self, key: &MachineKey) -> Result<Machine> {
+        let record = self.find(key)?;
+        if record.started_at.is_some() {
+            return self.describe(&record);
+        }
+        match self.start(record.clone()) {
+            Ok(started) => self.describe(&started),
+            Err(status) if status.code() == Code::Aborted => Err(status),
+            Err(status) => {
+                let what = format!(
+                    "machine `{}` could not be started: {}",
+                    key.name,
+                    status.message()
+                );
+                let machine = self.describe(&record)?;
+                Err(Status::new(Code::Uninitialized, what)
+                    .with_machine(machine)
+                    .with_source(status))
+            }
+        }
+    }
+
+    /// Ends the machine, if it is on, and starts it again.
+    ///
+    /// # Errors
+    /// Fails with the errors of [`Self::start`].
+    pub fn restart(&self, key: &MachineKey) -> Result<()> {
+        let record = self.find(key)?;
+        self.ensure_changeable(&record)?;
+        self.runtime().delete(key.uuid(), &self.folder(key))?;
+        self.network().detach(key)?;
+        self.start(record).map(drop)
+    }
+
+    /// Asks a machine to power off.
+    ///
+    /// # Errors
+    /// Fails with the errors of the runtime; FAILED_PRECONDITION when it is locked.
+    pub fn shut_down(&self, key: &MachineKey) -> Result<()> {
+        let record = self.find(key)?;
+        if self.is_off(key)? {
+            return Ok(());
+        }
+        self.ensure_not_locked(&record)?;
+        match self.runtime().power_off(key.uuid()) {
+            // The machine stopped before the signal.
+            Err(_) if self.is_off(key)? => Ok(()),
+            asked => asked,
+        }
+    }
+
+    /// Whether the machine is off.
+    ///
+    /// # Errors
+    /// Fails with the errors of the runtime.
+    pub fn is_off(&self, key: &MachineKey) -> Result<bool> {
+        let container = self.runtime().state(key.uuid())?;
+        Ok(!matches!(container, Container::Running(_)))
+    }
+
+    /// Applies the fields of the spec that can change while the machine lives: tags and size.
+    ///
+    /// # Errors
+    /// Fails with the errors of the programs; INVALID_ARGUMENT when the size does not exist, RESOURCE_EXHAUSTED when the host
+    /// has no room for it, FAILED_PRECONDITION when the machine is locked.
+    pub fn update(&self, key: &MachineKey, spec: &MachineSpec, request: &UpdateMachineRequest) -> Result<()> {
+        let before = self.find(key)?;
+        self.ensure_not_locked(&before)?;
+        let last = MachineSpec::read(&request.last_applied_provider_spec, Tagged::Not)?.own_tags();
+        let mut record = before.clone();
+        let wanted = spec.own_tags();
+        record
+            .tags
+            .retain(|tag, _| wanted.contains_key(tag) || !last.contains_key(tag));
+        record.tags.extend(wanted);
+        if spec.size != record.size {
+            self.resize(&mut record, spec)?;
+        }
+        if record == before {
+            return Ok(());
+        }
+        record.write(&self.folder(key))
+    }
+
+    fn resize(&self, record: &mut Record, spec: &MachineSpec) -> Result<()> {
+        let size = spec.size_within(&self.config)?;
+        let _placement = self.placing();
+        let needed = size.memory_mib.saturating_sub(record.memory_mib);
+        self.check_room(&self.state.records()?, &record.host, needed)?;
+        let id = record.key().uuid();
+        if let Container::Running(_) = self.runtime().state(id)? {
+            self.runtime().resize(id, size)?;
+        }
+        (record.cpus, record.memory_mib) = (size.cpus, size.memory_mib);
+        record.size.clone_from(&spec.size);
+        Ok(())
+    }
+
+    /// Removes the machine with everything that was made for it. There may be nothing left, or only a part.
+    ///
+    /// # Errors
+    /// Fails with the errors of the programs and the state folder; a repeated call removes the rest.
+    pub fn delete(&self, key: &MachineKey) -> Result<()> {
+        let (folder, scratch) = (self.folder(key), self.state.scratch(&key.folder_name()));
+        match self.look(key)? {
+            Lookup::Other => return Ok(()),
+            Lookup::Nothing => {}
+            Lookup::Ours(record) => {
+                self.ensure_not_locked(&record)?;
+                let deleting = Record {
+                    deleting: true,
+                    ..*record
+                };
+                deleting.write(&folder)?;
+            }
+        }
+        self.runtime().delete(key.uuid(), &folder)?;
+        self.network().detach(key)?;
+        self.network().release(key)?;
+        state::remove(&scratch)?;
+        match fs::rename(&folder, &scratch) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(status(&format!("removing {}", folder.display()), error))
+            }
+            _ => state::remove(&scratch),
+        }
+    }
+
+    fn ensure_changeable(&self, record: &Record) -> Result<()> {
+        if record.deleting {
+            let what = format!("machine `{}` is being deleted", record.name);
+            return Err(Status::new(Code::Aborted, what));
+        }
+        self.ensure_not_locked(record)
+    }
+
+    /// Returns FAILED_PRECONDITION where an administrator has locked the machine.
+    fn ensure_not_locked(&self, record: &Record) -> Result<()> {
+        let file = self.folder(&record.key()).join(LOCK);
+        match fs::read_to_string(&file) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(status(&format!("reading {}", file.display()), error)),
+            Ok(reason) => {
+                let (name, file) = (&record.name, file.display());
+                let what = format!("machine `{name}` is locked by {file}: {}", reason.trim());
+                Err(Status::new(Code::FailedPrecondition, what))
+            }
+        }
+    }
+}
+
+/// The error for a machine that does not exist.
+pub fn not_found(key: &MachineKey) -> Status {
+    let what = format!("cluster `{}` has no machine `{}`", key.cluster, key.name);
+    Status::new(Code::NotFound, what)
+}
+
+fn listed(record: Record) -> Result<ListedMachine> {
+    let id = record.key().machine_id(&record.host).provider_id()?;
+    Ok(ListedMachine {
+        cluster_id: Some(record.cluster),
+        machine_id: Some(record.identity).filter(|identity| !identity.is_empty()),
+        created_at: Some(record.created_at),
+        ..ListedMachine::new(id, record.name)
+    })
+}
+
+/// Reports a machine without an address as starting: callers ask again after a machine that is starting, and
+/// not after one that runs.
+fn power_state(container: Container, record: &Record, has_address: bool) -> PowerState {
+    let since = record.started_at.unwrap_or(record.created_at);
+    let may_boot = Timestamp::now().duration_since(since) < BOOT;
+    match container {
+        Container::Running(_) if !has_address && may_boot => PowerState::Starting,
+        Container::Running(_) => PowerState::Running,
+        Container::Nothing | Container::Created | Container::Stopped => PowerState::Stopped,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::record;
+
+    #[test]
+    fn a_machine_is_starting_until_it_has_an_address() {
+        let now = Record {
+            started_at: Some(Timestamp::now()),
+            ..record()
+        };
+        for (container, record, has_address, expected) in [
+            (Container::Running(1), &now, false, PowerState::Starting),
+            (Container::Running(1), &now, true, PowerState::Running),
+            (Container::Running(1), &record(), false, PowerState::Running),
+            (Container::Created, &now, false, PowerState::Stopped),
+            (Container::Stopped, &now, true, PowerState::Stopped),
+            (Container::Nothing, &now, false, PowerState::Stopped),
+        ] {
+            let state = power_state(container, record, has_address);
+            assert_eq!(state, expected, "{container:?} {has_address}");
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! The provider spec of the driver.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::path::Path;
+
+use cmi_driver::{Code, ProviderSpec, Result, SpecSchema, Status, tags};
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
+
+use crate::config::{Config, Size};
+use crate::identity::MachineKey;
+
+/// The field with the tags.
+pub const TAGS: &str = "tags";
+/// The field with the size.
+pub const SIZE: &str = "size";
+/// The form of an IPv4 address.
+const ADDRESS: &str = r"^((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)(\.(?!$)|$)){4}$";
+
+/// The description of a machine.
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(title = "Provider spec of the container driver")]
+pub struct MachineSpec {
+    /// The pool that the machine is placed in, by its name in the driver's configuration.
+    #[serde(deserialize_with = "not_blank")]
+    pub vm_pool: String,
+    /// How many CPUs and how much memory, by its name in the driver's configuration. Can be changed while the
+    /// machine lives.
+    #[serde(deserialize_with = "not_blank")]
+    pub size: String,
+    /// The image of the root file system, by its name in the driver's configuration. Default: the pool's.
+    #[serde(default, deserialize_with = "not_blank_if_there")]
+    #[schemars(with = "String")]
+    pub image: Option<String>,
+    /// An IPv4 address in the bridge's network, outside of the DHCP range. Default: by DHCP.
+    #[serde(default, deserialize_with = "address_if_there")]
+    #[schemars(with = "String")]
+    pub address: Option<Ipv4Addr>,
+    /// The host.
+    #[serde(default, deserialize_with = "not_blank_if_there")]
+    #[schemars(with = "String")]
+    pub failure_domain: Option<String>,
+    /// Tags of the machine. Can be changed while the machine lives.
+    #[serde(default)]
+    #[schemars(default)]
+    pub tags: BTreeMap<String, String>,
+}
+
+/// The tags that a call needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tagged {
+    /// None: the call is about a class.
+    Not,
+    /// `kubernetes.io/cluster`: the call is about a cluster.
+    Cluster,
+    /// `kubernetes.io/cluster` and `kubernetes.io/role`: the call is about one machine. `capcmi.io/machine`
+    /// says which machine object the machine belongs to; a client of the published interface alone does not send
+    /// it.
+    Machine,
+}
+
+impl Tagged {
+    const fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::Not => &[],
+            Self::Cluster => &[tags::CLUSTER],
+            Self::Machine => &[tags::CLUSTER, tags::ROLE],
+        }
+    }
+}
+
+/// The parts of the configuration that a spec asks for.
+#[derive(Clone, Debug)]
+pub struct Wanted<'a> {
+    /// The size.
+    pub size: Size,
+    /// The name of the image.
+    pub image_name: &'a str,
+    /// The folder of the image.
+    pub image: &'a Path,
+    /// The hosts that the machine may be placed on; one where the spec has a failure domain.
+    pub hosts: Vec<&'a str>,
+}
+
+impl MachineSpec {
+    /// Reads a spec, and checks that mandatory fields and tags are present and that every field has its type
+    /// (DRV-02, DRV-04).
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT with the place of the field.
+    pub fn read(spec: &ProviderSpec, tagged: Tagged) -> Result<Self> {
+        let read: Self =
+            serde_path_to_error::deserialize(Value::Object(spec.0.clone())).map_err(|error| {
+                let place = error.path().to_string();
+                let place = if place == "." {
+                    String::new()
+                } else {
+                    pointer(&place)
+                };
+                let what = format!("the provider spec{place} can't be used: {}", error.into_inner());
+                Status::new(Code::InvalidArgument, what)
+            })?;
+        for name in tagged.names() {
+            if read.tags.get(*name).is_none_or(|value| value.trim().is_empty()) {
+                return Err(invalid(&tag_place(name), "is required and has to be a text"));
+            }
+        }
+        let blank = read
+            .tags
+            .get(tags::MACHINE)
+            .filter(|value| value.trim().is_empty());
+        if tagged == Tagged::Machine && blank.is_some() {
+            return Err(invalid(
+                &tag_place(tags::MACHINE),
+                "may be left out, and is blank",
+            ));
+        }
+        Ok(read)
+    }
+
+    /// Returns the key of the machine of this name that the spec is about.
+    pub fn key(&self, name: &str) -> MachineKey {
+        let tag = |tag| self.tags.get(tag).cloned().unwrap_or_default();
+        MachineKey {
+            cluster: tag(tags::CLUSTER),
+            name: name.to_owned(),
+            identity: tag(tags::MACHINE),
+        }
+    }
+
+    /// The value of the tag `kubernetes.io/cluster`.
+    pub fn cluster(&self) -> &str {
+        self.tags.get(tags::CLUSTER).map_or("", String::as_str)
+    }
+
+    /// Returns the tags that do not say which machine it is.
+    pub fn own_tags(&self) -> BTreeMap<String, String> {
+        let all = self.tags.iter();
+        all.filter(|(tag, _)| !tags::RESERVED.contains(&tag.as_str()))
+            .map(|(tag, value)| (tag.clone(), value.clone()))
+            .collect()
+    }
+
+    /// Looks up the names of the spec in the configuration. A call about an existing machine does not need
+    /// that: the machine has to be found and deleted even after its pool was removed from the configuration.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT when the configuration lacks a name of the spec; OUT_OF_RANGE when no
+    /// machine can have the address (DRV-CR-11).
+    pub fn within<'a>(&self, config: &'a Config) -> Result<Wanted<'a>> {
+        let pool = known(&config.vm_pools, &self.vm_pool, "/vmPool")?;
+        let size = self.size_within(config)?;
+        let wanted_image = self.image.as_ref().unwrap_or(&pool.image);
+        let (image_name, image) = config
+            .images
+            .get_key_value(wanted_image)
+            .ok_or_else(|| unknown("/image", wanted_image, config.images.keys()))?;
+        let hosts: Vec<&str> = config
+            .hosts_of(pool)
+            .filter(|host| self.failure_domain.as_deref().is_none_or(|asked| asked == *host))
+            .collect();
+        if let Some(asked) = self.failure_domain.as_ref().filter(|_| hosts.is_empty()) {
+            return Err(unknown("/failureDomain", asked, config.hosts_of(pool)));
+        }
+        self.check_address(config)?;
+        Ok(Wanted {
+            size,
+            image_name,
+            image,
+            hosts,
+        })
+    }
+
+    /// Finds the size in the configuration.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT when the configuration does not have it.
+    pub fn size_within(&self, config: &Config) -> Result<Size> {
+        known(&config.sizes, &self.size, "/size").copied()
+    }
+
+    fn check_address(&self, config: &Config) -> Result<()> {
+        let Some(address) = self.address else {
+            return Ok(());
+        };
+        let Some(subnet) = config.bridge.address else {
+            return Err(invalid(
+                "/address",
+                "needs `bridge.address` in the driver's configuration",
+            ));
+        };
+        let is_leased = |range: crate::config::DhcpRange| range.contains(address);
+        if !subnet.has_host(address) || config.bridge.dhcp_range.is_some_and(is_leased) {
+            let what = format!("is {address}; it must be in {subnet}, outside of the DHCP range");
+            return Err(out_of_range("address", &what));
+        }
+        Ok(())
+    }
+
+    /// Checks that the configuration has the host that the spec asks for.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT with the field and the configured hosts.
+    pub fn check_failure_domain(&self, config: &Config) -> Result<()> {
+        match &self.failure_domain {
+            Some(asked) if !config.hosts.contains_key(asked) => {
+                Err(unknown("/failureDomain", asked, config.hosts.keys()))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
+/// Returns the schema of a user's spec. The controller's tags are not in it: the controller adds them later.
+pub fn schema(config: &Config) -> SpecSchema {
+    let mut schema = Value::from(schemars::schema_for!(MachineSpec));
+    let fields = &mut schema["properties"];
+    // A field that may be left out may not be null.
+    for field in fields.as_object_mut().into_iter().flatten() {
+        if let Some(field) = field.1.as_object_mut() {
+            field.remove("default");
+        }
+    }
+    fields["vmPool"]["enum"] = json!(config.vm_pools.keys().collect::<Vec<_>>());
+    fields[SIZE]["enum"] = json!(config.sizes.keys().collect::<Vec<_>>());
+    fields["image"]["enum"] = json!(config.images.keys().collect::<Vec<_>>());
+    fields["failureDomain"]["enum"] = json!(config.hosts.keys().collect::<Vec<_>>());
+    fields["address"]["pattern"] = json!(ADDRESS);
+    SpecSchema::new(schema)
+}
+
+fn known<'a, T>(all: &'a BTreeMap<String, T>, name: &str, place: &str) -> Result<&'a T> {
+    all.get(name).ok_or_else(|| unknown(place, name, all.keys()))
+}
+
+fn unknown<T: std::fmt::Debug>(place: &str, name: &str, known: impl Iterator<Item = T>) -> Status {
+    let known: Vec<_> = known.collect();
+    invalid(
+        place,
+        &format!("is `{name}`, which does not exist; there are {known:?}"),
+    )
+}
+
+fn invalid(place: &str, problem: &str) -> Status {
+    Status::new(
+        Code::InvalidArgument,
+        format!("the provider spec's {place} {problem}"),
+    )
+}
+
+fn out_of_range(field: &str, problem: &str) -> Status {
+    Status::new(
+        Code::OutOfRange,
+        format!("the provider spec's /{field} {problem}"),
+    )
+}
+
+fn tag_place(tag: &str) -> String {
+    format!("/{TAGS}/{}", tag.replace('~', "~0").replace('/', "~1"))
+}
+
+/// Formats a path such as `tags.team` as `'s /tags/team`. Names of fields have no dot. A dot in the name of a
+/// tag becomes a slash, too, and users still recognise the tag.
+fn pointer(path: &str) -> String {
+    format!("'s /{}", path.replace('.', "/"))
+}
+
+fn not_blank<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text.trim().is_empty() {
+        return Err(serde::de::Error::custom("it has to be a text that is not blank"));
+    }
+    Ok(text)
+}
+
+fn not_blank_if_there<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Option<String>, D::Error> {
+    not_blank(deserializer).map(Some)
+}
+
+fn address_if_there<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Option<Ipv4Addr>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let refused = || serde::de::Error::custom(format!("`{text}` is no IPv4 address"));
+    text.parse().map(Some).map_err(|_| refused())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::tests::example;
+
+    fn with(change: &Value) -> ProviderSpec {
+        let mut base = json!({"vmPool": "default", "size": "small"});
+        for (key, value) in change.as_object().unwrap() {
+            if value.is_null() {
+                base.as_object_mut().unwrap().remove(key);
+            } else {
+                base[key] = value.clone();
+            }
+        }
+        serde_json::from_value(base).unwrap()
+    }
+
+    fn refusal(change: &Value) -> Option<Status> {
+        let config = example();
+        MachineSpec::read(&with(change), Tagged::Not)
+            .and_then(|spec| spec.within(&config).map(|_| ()))
+            .err()
+    }
+
+    /// DRV-04, DRV-CR-03
+    #[test]
+    fn schema_and_driver_refuse_the_same_specs() {
+        use Code::InvalidArgument;
+        let schema = schema(&example());
+        schema.validate().unwrap();
+        for (change, expected, place) in [
+            (json!({}), None, ""),
+            (json!({"image": "tiny", "failureDomain": "host-b"}), None, ""),
+            (json!({"address": "192.168.150.20"}), None, ""),
+            (json!({"tags": {"a": "b"}}), None, ""),
+            (json!({"vmPool": null}), Some(InvalidArgument), "vmPool"),
+            (json!({"vmPool": ""}), Some(InvalidArgument), "/vmPool"),
+            (json!({"vmPool": "moon"}), Some(InvalidArgument), "/vmPool"),
+            (json!({"vmPool": 7}), Some(InvalidArgument), "/vmPool"),
+            (json!({"size": null}), Some(InvalidArgument), "size"),
+            (json!({"size": "huge"}), Some(InvalidArgument), "/size"),
+            (json!({"image": "none"}), Some(InvalidArgument), "/image"),
+            (json!({"address": "here"}), Some(InvalidArgument), "/address"),
+            (
+                json!({"address": "192.168.150.256"}),
+                Some(InvalidArgument),
+                "/address",
+            ),
+            (
+                json!({"failureDomain": "moon"}),
+                Some(InvalidArgument),
+                "/failureDomain",
+            ),
+            (json!({"tags": {"a": 1}}), Some(InvalidArgument), "/tags/a"),
+            (json!({"colour": "blue"}), Some(InvalidArgument), "colour"),
+        ] {
+            let status = refusal(&change);
+            assert_eq!(
+                schema.check(&with(&change)).is_ok(),
+                expected.is_none(),
+                "schema: {change}"
+            );
+            assert_eq!(status.as_ref().map(Status::code), expected, "{change}");
+            let message = status
+                .map(|status| status.message().to_owned())
+                .unwrap_or_default();
+            assert!(message.contains(place), "{change}: {message}");
+        }
+    }
+
+    /// DRV-CR-11
+    #[test]
+    fn an_address_outside_of_the_network_is_out_of_range() {
+        for address in [
+            "192.168.151.20",
+            "192.168.150.1",
+            "192.168.150.255",
+            "192.168.150.150",
+        ] {
+            let status = refusal(&json!({"address": address})).unwrap();
+            assert_eq!(status.code(), Code::OutOfRange, "{address}");
+            assert!(status.message().contains("/address"), "{status}");
+        }
+        let edge = refusal(&json!({"vmPool": "edge", "failureDomain": "host-a"})).unwrap();
+        assert_eq!(edge.code(), Code::InvalidArgument);
+    }
+
+    /// DRV-04
+    #[test]
+    fn a_call_about_a_machine_needs_its_tags() {
+        let cluster = json!({"tags": {"kubernetes.io/cluster": "c"}});
+        let machine = json!({"tags": {"kubernetes.io/cluster": "c", "kubernetes.io/role": "node"}});
+        assert!(MachineSpec::read(&with(&json!({})), Tagged::Cluster).is_err());
+        assert!(MachineSpec::read(&with(&cluster), Tagged::Cluster).is_ok());
+        let status = MachineSpec::read(&with(&cluster), Tagged::Machine).unwrap_err();
+        assert!(status.message().contains("/tags/kubernetes.io~1role"), "{status}");
+        let spec = MachineSpec::read(&with(&machine), Tagged::Machine).unwrap();
+        assert_eq!(spec.key("m").identity, "");
+        assert_eq!(spec.own_tags(), BTreeMap::new());
+    }
+}
