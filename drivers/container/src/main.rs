@@ -70,7 +70,7 @@ fn start(cli: Cli) -> Result<(), RunError> {
         .context("starting the runtime failed")
         .map_err(RunError::Failed)?;
     let served = runtime.block_on(serve(cli.server, config));
-    // A call of libvirt may hang, and can't be ended.
+    // A program may hang, and ends at its own timeout.
     runtime.shutdown_timeout(JOBS_END_WITHIN);
     served
 }
@@ -100,7 +100,10 @@ fn log(cli: &Cli) -> anyhow::Result<()> {
 
 async fn serve(server: ServerArgs, config: Config) -> Result<(), RunError> {
     let driver = Arc::new(ContainerDriver::new(config));
-    let ended = server.serve(driver, env!("CARGO_PKG_VERSION")).await;
+    let ended = server.serve(driver.clone(), env!("CARGO_PKG_VERSION")).await;
+    if let Err(error) = driver.close() {
+        tracing::warn!(error = error.message(), "the bridge is left");
+    }
     ended.map_err(|error| {
         if error.is_misconfigured() {
             RunError::Misconfigured(error.into())

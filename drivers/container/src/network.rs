@@ -83,6 +83,8 @@ impl Network<'_> {
         }
         self.ip(&["address", "replace", &subnet.to_string(), "dev", name])?;
         self.ip(&["link", "set", "dev", name, "up"])?;
+        // `dhcp_release` reaches the DHCP server over it. A new network namespace has it down.
+        self.ip(&["link", "set", "dev", "lo", "up"])?;
         match self.bridge.dhcp_range {
             Some(range) => self.ensure_dnsmasq(range),
             None => Ok(()),

@@ -157,6 +157,11 @@ impl Runtime<'_> {
             format!("--log-path=k8s-file:{}", folder.join("console.log").display()),
             format!("--log-size-max={MAX_CONSOLE}"),
             format!("--conmon-pidfile={}", folder.join("conmon/pid").display()),
+            // By default, conmon writes this file into the folder that the driver was started in.
+            format!(
+                "--container-pidfile={}",
+                folder.join("conmon/container").display()
+            ),
             format!("--exit-dir={}", folder.join("conmon").display()),
         ];
         let script = script.map(str::to_owned);

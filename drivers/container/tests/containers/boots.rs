@@ -1,0 +1,217 @@
+//! What a machine is from the inside, and what its host lacks.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use cmi_driver::{
+    AddressType, Code, CreateMachineRequest, DeleteMachineRequest, Driver as _, GetMachineStatusRequest,
+    Machine, MachineRef, PowerState, RestartMachineRequest, ShutDownMachineRequest,
+};
+use cmi_grpc::client::GrpcDriver;
+use serde_json::json;
+
+use crate::lab::{CLUSTER, Lab, eventually, machine};
+
+/// Bootstrap data that say their name and their network on the console.
+const USER_DATA: &[u8] =
+    b"#cloud-config\nruncmd:\n- echo \"boot of $(hostname) $(cat /etc/machine-id)\" >/dev/console\n\
+    - ip -brief -4 address show eth0 >/dev/console\n- cat /proc/sys/kernel/panic >/root/panic\n";
+
+async fn create(driver: &GrpcDriver, machine: &MachineRef) -> cmi_driver::Result<Machine> {
+    let request = CreateMachineRequest {
+        machine: machine.clone(),
+        last_known_state: None,
+    };
+    driver.create_machine(request).await
+}
+
+async fn status(driver: &GrpcDriver, machine: &MachineRef) -> cmi_driver::Result<Machine> {
+    let request = GetMachineStatusRequest {
+        machine: machine.clone(),
+        provider_id: None,
+    };
+    driver.get_machine_status(request).await
+}
+
+async fn delete(driver: &GrpcDriver, machine: &MachineRef) -> cmi_driver::Result<()> {
+    let request = DeleteMachineRequest {
+        machine: machine.clone(),
+        provider_id: None,
+        last_known_state: None,
+    };
+    driver.delete_machine(request).await.map(drop)
+}
+
+/// Waits until the machine runs, and returns its IP addresses.
+async fn running(driver: &GrpcDriver, machine: &MachineRef) -> Result<Vec<String>> {
+    eventually("a machine with an address", async || {
+        let seen = status(driver, machine).await?;
+        ensure!(seen.power_state == Some(PowerState::Running), "{seen:?}");
+        let addresses = seen.addresses.into_iter();
+        let addresses = addresses.filter(|address| address.kind == AddressType::InternalIP);
+        Ok(addresses.map(|address| address.address).collect())
+    })
+    .await
+}
+
+/// Waits until cloud-init has run.
+async fn booted(lab: &Lab, name: &str, times: usize) -> Result<()> {
+    let words = format!("boot of {name} ");
+    eventually("the bootstrap data", async || {
+        let console = lab.console(name)?;
+        ensure!(console.matches(&words).count() >= times, "{console}");
+        Ok(())
+    })
+    .await
+}
+
+/// DRV-14
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_boots_powers_off_and_restarts() -> Result<()> {
+    let lab = Lab::start().await?;
+    let driver = lab.client().await?;
+    let machine = machine("boots", &json!({"image": "debian"}), USER_DATA);
+    let made = create(&driver, &machine).await?;
+    let addresses = running(&driver, &machine).await?;
+    booted(&lab, "boots", 1).await?;
+    ensure!(
+        addresses.len() == 1 && addresses[0].starts_with("192.168.150."),
+        "{addresses:?}"
+    );
+    let uuid = made.provider_id.as_str().rsplit('/').next().context("no UUID")?;
+    let console = lab.console("boots")?;
+    ensure!(
+        console.contains(&uuid.replace('-', "")),
+        "another machine id: {console}"
+    );
+    // The first line of the console is still there after many more.
+    ensure!(console.contains("running in system mode"), "{console}");
+    let written = fs::read_to_string(lab.machine("boots", CLUSTER).join("upper/root/panic"))?;
+    ensure!(
+        written == "10\n",
+        "the kubelet would change kernel.panic of the computer from {written}"
+    );
+    let limit = lab.runc(&["exec", uuid, "cat", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]);
+    let limit = limit.or_else(|_| lab.runc(&["exec", uuid, "cat", "/sys/fs/cgroup/memory.max"]))?;
+    ensure!(limit.trim() == (256 * 1024 * 1024).to_string(), "{limit}");
+
+    let shut_down = ShutDownMachineRequest {
+        machine: machine.clone(),
+        provider_id: None,
+        last_known_state: None,
+    };
+    eventually("a machine that powers off", async || {
+        Ok(driver.shut_down_machine(shut_down.clone()).await?)
+    })
+    .await?;
+    let off = status(&driver, &machine).await?;
+    ensure!(off.power_state == Some(PowerState::Stopped), "{off:?}");
+    eventually("an interface that goes with its machine", async || {
+        let links = lab.inside("ip").args(["-brief", "link"]).output()?;
+        ensure!(
+            !String::from_utf8_lossy(&links.stdout).contains("ve"),
+            "{links:?}"
+        );
+        Ok(())
+    })
+    .await?;
+
+    let restart = RestartMachineRequest {
+        machine: machine.clone(),
+        provider_id: made.provider_id,
+        last_known_state: None,
+    };
+    driver.restart_machine(restart).await?;
+    ensure!(running(&driver, &machine).await?.len() == 1);
+    delete(&driver, &machine).await?;
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_has_the_address_of_its_spec() -> Result<()> {
+    let lab = Lab::start().await?;
+    let driver = lab.client().await?;
+    let given = json!({"image": "debian", "address": "192.168.150.20"});
+    let first = machine("first", &given, USER_DATA);
+    create(&driver, &first).await?;
+    ensure!(running(&driver, &first).await? == ["192.168.150.20"]);
+    let refused = create(&driver, &machine("second", &given, USER_DATA))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    ensure!(refused.message().contains("`first`"), "{refused}");
+    delete(&driver, &first).await?;
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_image_is_named_and_leaves_nothing() -> Result<()> {
+    let lab = Lab::start().await?;
+    let driver = lab.client().await?;
+    let missing = machine("missing", &json!({"image": "missing"}), USER_DATA);
+    let refused = create(&driver, &missing).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    ensure!(
+        refused.message().contains("/missing has no /sbin/init"),
+        "{refused}"
+    );
+    ensure!(refused.has_no_side_effects());
+    let absent = status(&driver, &missing).await.unwrap_err();
+    assert_eq!(absent.code(), Code::NotFound);
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+/// A file system of one MiB on the state folder.
+struct Full<'a>(&'a Lab);
+
+impl Full<'_> {
+    fn mount(&self, options: &str) -> Result<()> {
+        let at = self.0.at("state");
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", options, "tmpfs"])
+            .arg(at)
+            .status()?;
+        ensure!(mounted.success());
+        Ok(())
+    }
+}
+
+impl Drop for Full<'_> {
+    fn drop(&mut self) {
+        let stopped = self.0.kill_driver();
+        let unmounted = Command::new("umount")
+            .arg("--lazy")
+            .arg(self.0.at("state"))
+            .status();
+        if stopped.is_err() || !unmounted.is_ok_and(|status| status.success()) {
+            eprintln!("a file system is left at {}", self.0.at("state").display());
+        }
+    }
+}
+
+/// DRV-CR-08
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_leaves_nothing_and_room_helps() -> Result<()> {
+    let lab = Lab::prepared().await?;
+    fs::create_dir(lab.at("state"))?;
+    let full = Full(&lab);
+    full.mount("size=1m")?;
+    lab.start_driver()?;
+    let driver = lab.client().await?;
+    let large = machine("large", &json!({}), &vec![b'#'; 1 << 20]);
+    let refused = create(&driver, &large).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    ensure!(refused.has_no_side_effects());
+    let scratch = fs::read_dir(lab.at("state/scratch"))?.count();
+    assert_eq!(scratch, 0, "a half-made folder is left");
+    assert_eq!(status(&driver, &large).await.unwrap_err().code(), Code::NotFound);
+    full.mount("remount,size=64m")?;
+    create(&driver, &large).await?;
+    delete(&driver, &large).await?;
+    ensure!(lab.containers()?.is_empty());
+    Ok(())
+}

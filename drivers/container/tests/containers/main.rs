@@ -1,0 +1,9 @@
+//! The driver as a plugin that makes real containers. `make test-container` runs these tests.
+
+#![allow(clippy::unwrap_used)]
+
+mod boots;
+mod conformance;
+mod crashes;
+mod hooks;
+mod lab;
