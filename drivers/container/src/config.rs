@@ -321,8 +321,8 @@ bridge:
     #[test]
     fn an_error_names_the_path_of_the_field() {
         for (what, with, path) in [
-            ("stateDir: /var", "stateDir: var", "stateDir"),
-            ("stateDir: /var", "stateDir: '/a,b'", "stateDir"),
+            ("/var/lib/capcmi-container", "var", "stateDir"),
+            ("/var/lib/capcmi-container", "'/a,b'", "stateDir"),
             ("cpus: 1", "cpus: 0", "sizes.small.cpus"),
             ("cpus: 1", "cpus: one", "sizes.small.cpus"),
             ("cpus: 1", "cores: 1", "sizes.small"),
@@ -332,7 +332,7 @@ bridge:
                 "hosts.host-a.memoryMib",
             ),
             ("host-a:", "host_a:", "hosts"),
-            ("debian: /srv", "debian: '/s:rv'", "images"),
+            ("/srv/images/debian", "'/s:rv'", "images"),
             ("image: tiny", "image: none", "vmPools.edge.image"),
             ("hosts: [host-b]", "hosts: [moon]", "vmPools.edge.hosts"),
             ("hosts: [host-b]", "hosts: []", "vmPools.edge.hosts"),

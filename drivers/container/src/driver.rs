@@ -135,9 +135,6 @@ impl ContainerDriver {
     }
 
     /// Removes the bridge when no machine is left.
-    ///
-    /// # Errors
-    /// Fails with the errors of the programs.
     pub fn close(&self) -> Result<()> {
         let opened = self.machines.lock().unwrap_or_else(PoisonError::into_inner);
         opened.as_ref().map_or(Ok(()), |machines| machines.close())

@@ -187,7 +187,7 @@ mod tests {
             (String::new(), 1),
             (format!("version = 3\n{header}\nx = 1\n"), 1),
             (format!("{header}\nrestrict_oom_score_adj = true\n"), 1),
-            (format!("{}\nx = 1\n", header.replace("]", ".cni]")), 1),
+            (format!("{}\nx = 1\n", header.replace(']', ".cni]")), 1),
         ] {
             let with = with_oom_setting(&config);
             assert_eq!(with.matches(OOM_SETTING).count(), expected, "{with}");

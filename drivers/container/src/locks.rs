@@ -1,4 +1,4 @@
-//! Locks by which this process makes one change of a machine at a time.
+//! A lock for each machine: this process makes one change of a machine at a time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -8,15 +8,15 @@ use cmi_driver::{Code, Result, Status};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
 
-/// How long a call waits for the lock that another call on the same machine holds.
+/// How long a call waits for another call on the same machine.
 const WAIT: Duration = Duration::from_secs(20);
 
-/// A lock for each name that is held or waited for.
+/// The locks in use, by name.
 #[derive(Debug, Default)]
 pub struct Locks(Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>);
 
 impl Locks {
-    /// Waits for the lock of a name. The guard is moved into the job, which outlives a call that is dropped.
+    /// Waits for the lock of a name. The job owns the guard, since it outlives a dropped call.
     ///
     /// # Errors
     /// ABORTED when another call holds the lock for too long.
@@ -54,12 +54,12 @@ mod tests {
         assert_eq!(
             locks.0.lock().unwrap().len(),
             1,
-            "what nothing holds is forgotten"
+            "a lock without a holder is forgotten"
         );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_that_hangs_does_not_keep_others_waiting_for_ever() {
+    async fn a_call_that_hangs_aborts_others_in_time() {
         let locks = Locks::default();
         let _hangs = locks.hold("a").await.unwrap();
         assert_eq!(locks.hold("a").await.unwrap_err().code(), Code::Aborted);

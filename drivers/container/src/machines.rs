@@ -54,9 +54,6 @@ pub enum Lookup {
 impl Machines {
     /// Locks the state folder, removes half-made folders, and makes the bridge. `None` while another process
     /// has the folder.
-    ///
-    /// # Errors
-    /// Fails with the errors of the state folder and of the bridge.
     pub fn open(config: &Config) -> Result<Option<Self>> {
         let state = StateFolder::new(&config.state_dir);
         let Some(lock) = state.lock()? else {
@@ -73,9 +70,6 @@ impl Machines {
     }
 
     /// Removes the bridge and its DHCP server when no machine is left.
-    ///
-    /// # Errors
-    /// Fails with the errors of the programs.
     pub fn close(&self) -> Result<()> {
         if self.state.records()?.is_empty() {
             return self.network().remove();
@@ -155,9 +149,6 @@ impl Machines {
     }
 
     /// Returns the machine as the driver contract reports it.
-    ///
-    /// # Errors
-    /// Fails with the errors of the runtime.
     pub fn describe(&self, record: &Record) -> Result<Machine> {
         let key = record.key();
         let container = self.runtime().state(key.uuid())?;
@@ -179,9 +170,6 @@ impl Machines {
     }
 
     /// Starts a machine that is off.
-    ///
-    /// # Errors
-    /// Fails with the errors of the programs; ABORTED when it is being deleted, FAILED_PRECONDITION when it is locked.
     pub fn start(&self, record: Record) -> Result<Record> {
         self.ensure_changeable(&record)?;
         let (key, runtime) = (record.key(), self.runtime());
@@ -213,9 +201,6 @@ impl Machines {
     }
 
     /// Starts a machine that was made and never started.
-    ///
-    /// # Errors
-    /// Fails with the errors of [`Self::start`]; Uninitialized with the machine when it could not be started.
     pub fn initialize(&self, key: &MachineKey) -> Result<Machine> {
         let record = self.find(key)?;
         if record.started_at.is_some() {
@@ -241,19 +226,17 @@ impl Machines {
     /// Ends the machine, if it is on, and starts it again.
     ///
     /// # Errors
-    /// Fails with the errors of [`Self::start`].
+    /// FAILED_PRECONDITION when the machine is off and cannot be started for lack of room, otherwise the
+    /// errors of [`Self::start`].
     pub fn restart(&self, key: &MachineKey) -> Result<()> {
         let record = self.find(key)?;
         self.ensure_changeable(&record)?;
         self.runtime().delete(key.uuid(), &self.folder(key))?;
         self.network().detach(key)?;
-        self.start(record).map(drop)
+        self.start(record).map(drop).map_err(restart_failure)
     }
 
     /// Asks a machine to power off.
-    ///
-    /// # Errors
-    /// Fails with the errors of the runtime; FAILED_PRECONDITION when it is locked.
     pub fn shut_down(&self, key: &MachineKey) -> Result<()> {
         let record = self.find(key)?;
         if self.is_off(key)? {
@@ -268,9 +251,6 @@ impl Machines {
     }
 
     /// Whether the machine is off.
-    ///
-    /// # Errors
-    /// Fails with the errors of the runtime.
     pub fn is_off(&self, key: &MachineKey) -> Result<bool> {
         let container = self.runtime().state(key.uuid())?;
         Ok(!matches!(container, Container::Running(_)))
@@ -279,8 +259,8 @@ impl Machines {
     /// Applies the fields of the spec that can change while the machine lives: tags and size.
     ///
     /// # Errors
-    /// Fails with the errors of the programs; INVALID_ARGUMENT when the size does not exist, RESOURCE_EXHAUSTED when the host
-    /// has no room for it, FAILED_PRECONDITION when the machine is locked.
+    /// INVALID_ARGUMENT when the size does not exist, RESOURCE_EXHAUSTED when the host has no room for it,
+    /// FAILED_PRECONDITION when the machine is locked.
     pub fn update(&self, key: &MachineKey, spec: &MachineSpec, request: &UpdateMachineRequest) -> Result<()> {
         let before = self.find(key)?;
         self.ensure_not_locked(&before)?;
@@ -315,9 +295,6 @@ impl Machines {
     }
 
     /// Removes the machine with everything that was made for it. There may be nothing left, or only a part.
-    ///
-    /// # Errors
-    /// Fails with the errors of the programs and the state folder; a repeated call removes the rest.
     pub fn delete(&self, key: &MachineKey) -> Result<()> {
         let (folder, scratch) = (self.folder(key), self.state.scratch(&key.folder_name()));
         match self.look(key)? {
@@ -329,7 +306,11 @@ impl Machines {
                     deleting: true,
                     ..*record
                 };
-                deleting.write(&folder)?;
+                match deleting.write(&folder) {
+                    // The deletion makes room on a full disk.
+                    Err(full) if full.code() == Code::ResourceExhausted => {}
+                    marked => marked?,
+                }
             }
         }
         self.runtime().delete(key.uuid(), &folder)?;
@@ -373,6 +354,18 @@ pub fn not_found(key: &MachineKey) -> Status {
     Status::new(Code::NotFound, what)
 }
 
+/// Maps the failure to start a machine that was restarted. RESOURCE_EXHAUSTED would say that nothing was
+/// restarted, but the machine is off: with FAILED_PRECONDITION, the machine is replaced.
+fn restart_failure(status: Status) -> Status {
+    match status.code() {
+        Code::ResourceExhausted => {
+            let what = format!("the machine is off, and cannot be started: {}", status.message());
+            Status::new(Code::FailedPrecondition, what).with_source(status)
+        }
+        _ => status,
+    }
+}
+
 fn listed(record: Record) -> Result<ListedMachine> {
     let id = record.key().machine_id(&record.host).provider_id()?;
     Ok(ListedMachine {
@@ -399,6 +392,17 @@ fn power_state(container: Container, record: &Record, has_address: bool) -> Powe
 mod tests {
     use super::*;
     use crate::record::tests::record;
+
+    #[test]
+    fn a_machine_that_is_off_after_a_restart_is_replaced() {
+        for (code, expected) in [
+            (Code::ResourceExhausted, Code::FailedPrecondition),
+            (Code::Unavailable, Code::Unavailable),
+            (Code::Unknown, Code::Unknown),
+        ] {
+            assert_eq!(restart_failure(Status::new(code, "words")).code(), expected);
+        }
+    }
 
     #[test]
     fn a_machine_is_starting_until_it_has_an_address() {

@@ -138,9 +138,6 @@ impl Network<'_> {
     }
 
     /// Removes the bridge and the DHCP server, if the driver made them.
-    ///
-    /// # Errors
-    /// Fails with the errors of the programs.
     pub fn remove(&self) -> Result<()> {
         if self.bridge.address.is_none() {
             return Ok(());
@@ -153,29 +150,16 @@ impl Network<'_> {
     }
 
     /// Gives a machine its interface, by the id of its first process.
-    ///
-    /// # Errors
-    /// Fails with the errors of the programs.
     pub fn attach(&self, key: &MachineKey, pid: u32) -> Result<()> {
         let (interface, pid) = (key.interface(), pid.to_string());
         let peer = ["peer", "name", INTERFACE, "address", &key.mac(), "netns", &pid];
         self.ip(&[&["link", "add", "name", &interface, "type", "veth"], &peer[..]].concat())?;
-        self.ip(&[
-            "link",
-            "set",
-            "dev",
-            &interface,
-            "master",
-            &self.bridge.name,
-            "up",
-        ])
+        let at_bridge = ["dev", &interface, "master", &self.bridge.name, "up"];
+        self.ip(&[&["link", "set"], &at_bridge[..]].concat())
     }
 
     /// Removes the interface of a machine, if it is there: the kernel removes it some time after the
     /// machine's last process.
-    ///
-    /// # Errors
-    /// Fails with the errors of the programs.
     pub fn detach(&self, key: &MachineKey) -> Result<()> {
         match self.ip(&["link", "delete", "dev", &key.interface()]) {
             Err(status) if !status.message().contains("Cannot find device") => Err(status),
@@ -185,26 +169,17 @@ impl Network<'_> {
 
     /// Returns the addresses of a machine's interface, by the id of its first process. A machine that ends at
     /// this moment has none.
-    ///
-    /// # Errors
-    /// Fails with the errors of the programs.
     pub fn addresses(&self, pid: u32) -> Result<Vec<String>> {
-        let pid = pid.to_string();
         let show = ["ip", "-json", "address", "show", "dev", INTERFACE];
-        match self
-            .programs
-            .run("nsenter", &[&["--target", &pid, "--net"], &show[..]].concat())
-        {
+        let enter = ["--target", &pid.to_string(), "--net"];
+        match self.programs.run("nsenter", &[&enter, &show[..]].concat()) {
             Ok(answer) => addresses(&answer),
-            Err(status) if status.code() == Code::Unknown => Ok(Vec::new()),
+            Err(_) if programs::command_line(pid).is_empty() => Ok(Vec::new()),
             Err(status) => Err(status),
         }
     }
 
     /// Has the DHCP server forget the lease of a machine.
-    ///
-    /// # Errors
-    /// Fails with the errors of the programs; ABORTED when the server keeps the lease.
     pub fn release(&self, key: &MachineKey) -> Result<()> {
         let leases = || fs::read_to_string(self.state.dnsmasq("leases")).unwrap_or_default();
         let mac = key.mac();

@@ -37,7 +37,6 @@ impl Programs {
     /// message.
     pub fn run<S: AsRef<OsStr>>(&self, program: &str, arguments: &[S]) -> Result<String> {
         let failed = |error| errors::status(&format!("starting `{program}`"), error);
-        // The program itself is the standard input's owner: `timeout` keeps it open meanwhile.
         let output = Command::new("timeout")
             .args(["--signal=KILL", TIMEOUT])
             .arg(find(program)?)

@@ -105,9 +105,6 @@ impl Record {
     }
 
     /// Writes the record into a machine's folder: after a crash there is the old one or the new one.
-    ///
-    /// # Errors
-    /// Fails with the errors of the file system.
     pub fn write(&self, folder: &Path) -> Result<()> {
         let text = serde_json::to_vec_pretty(self).map_err(|error| {
             Status::new(Code::Internal, "encoding the record of a machine failed").with_source(error)

@@ -22,6 +22,8 @@ const START: &str = include_str!("start.sh");
 const POWER_OFF: &str = "38";
 /// The largest console log, bytes. conmon starts the file again when it is full.
 const MAX_CONSOLE: &str = "16777216";
+/// How often the driver asks for the list of containers before it gives up.
+const LISTS: u32 = 10;
 /// How long conmon may take to end after its container.
 const CONMON_ENDS_WITHIN: Duration = Duration::from_secs(10);
 /// The pause between two looks for conmon.
@@ -76,9 +78,6 @@ impl Runtime<'_> {
     }
 
     /// Returns the state of a container.
-    ///
-    /// # Errors
-    /// When the runtime did not say.
     pub fn state(&self, id: Uuid) -> Result<Container> {
         let answer = match self.run(&["state", &id.to_string()]) {
             Err(status) if status.message().contains("does not exist") => return Ok(Container::Nothing),
@@ -93,24 +92,26 @@ impl Runtime<'_> {
     }
 
     /// Returns the names of all containers.
-    ///
-    /// # Errors
-    /// When the runtime did not say.
     pub fn list(&self) -> Result<Vec<String>> {
-        let answer = self.run(&["list", "--format", "json"])?;
-        let states: Option<Vec<RuntimeState>> = parse("list", &answer)?;
+        let mut answer = self.run(&["list", "--format", "json"]);
+        for _ in 1..LISTS {
+            // runc fails when another call deletes a container at this moment.
+            let Err(status) = &answer else { break };
+            if !status.message().contains("no such file or directory") {
+                break;
+            }
+            answer = self.run(&["list", "--format", "json"]);
+        }
+        let states: Option<Vec<RuntimeState>> = parse("list", &answer?)?;
         Ok(states.into_iter().flatten().map(|state| state.id).collect())
     }
 
     /// Creates the container of a machine, and returns the id of its first process, which waits for
     /// [`Self::start`].
-    ///
-    /// # Errors
-    /// Fails with the errors of the runtime.
     pub fn create(&self, record: &Record, folder: &Path) -> Result<u32> {
         let layers = Layers::new(folder);
         let failed = |error| status("writing the configuration of the container", error);
-        let config = bundle::config(record, &layers).to_string();
+        let config = bundle::config(record, &layers, &self.state.control_groups()).to_string();
         fs::write(folder.join("config.json"), config).map_err(failed)?;
         fs::create_dir_all(folder.join("conmon")).map_err(failed)?;
         let answer = self.programs.run("unshare", &self.arguments(record, folder)?)?;
@@ -125,17 +126,11 @@ impl Runtime<'_> {
     fn arguments(&self, record: &Record, folder: &Path) -> Result<Vec<String>> {
         let layers = Layers::new(folder);
         let id = record.key().uuid();
+        let own = folder.join("conmon");
         let conmon = programs::find("conmon")?;
         let runtime = programs::find(self.program)?;
-        let script = [
-            "--mount",
-            "--propagation",
-            "private",
-            "sh",
-            "-ec",
-            START,
-            "start.sh",
-        ];
+        let namespace = ["--mount", "--propagation", "private"];
+        let script = ["sh", "-ec", START, "start.sh"];
         let mount = [
             format!(
                 "lowerdir={},upperdir={},workdir={}",
@@ -156,56 +151,35 @@ impl Runtime<'_> {
             format!("--runtime-arg=--root={}", self.state.runtime().display()),
             format!("--log-path=k8s-file:{}", folder.join("console.log").display()),
             format!("--log-size-max={MAX_CONSOLE}"),
-            format!("--conmon-pidfile={}", folder.join("conmon/pid").display()),
-            // By default, conmon writes this file into the folder that the driver was started in.
-            format!(
-                "--container-pidfile={}",
-                folder.join("conmon/container").display()
-            ),
-            format!("--exit-dir={}", folder.join("conmon").display()),
+            format!("--conmon-pidfile={}/pid", own.display()),
+            // By default, conmon writes this file into the driver's working folder.
+            format!("--container-pidfile={}/container", own.display()),
+            format!("--exit-dir={}", own.display()),
         ];
-        let script = script.map(str::to_owned);
-        Ok(script.into_iter().chain(mount).chain(monitor).collect())
+        let start = namespace.iter().chain(&script).map(|word| (*word).to_owned());
+        Ok(start.chain(mount).chain(monitor).collect())
     }
 
     /// Lets the first process of a container run.
-    ///
-    /// # Errors
-    /// Fails with the errors of the runtime.
     pub fn start(&self, id: Uuid) -> Result<()> {
         self.run(&["start", &id.to_string()]).map(drop)
     }
 
     /// Asks a container to power off.
-    ///
-    /// # Errors
-    /// Fails with the errors of the runtime.
     pub fn power_off(&self, id: Uuid) -> Result<()> {
         self.run(&["kill", &id.to_string(), POWER_OFF]).map(drop)
     }
 
     /// Changes the limits of a container that exists.
-    ///
-    /// # Errors
-    /// Fails with the errors of the runtime.
     pub fn resize(&self, id: Uuid, size: Size) -> Result<()> {
         let (memory, quota) = (bundle::memory(size).to_string(), bundle::quota(size).to_string());
-        let limits = [
-            "--memory",
-            &memory,
-            "--cpu-quota",
-            &quota,
-            "--cpu-period",
-            &PERIOD.to_string(),
-        ];
-        self.run(&[&["update"], &limits[..], &[&id.to_string()]].concat())
+        let (period, id) = (PERIOD.to_string(), id.to_string());
+        let cpu = ["--cpu-quota", &quota, "--cpu-period", &period];
+        self.run(&[&["update", "--memory", &memory], &cpu[..], &[&id]].concat())
             .map(drop)
     }
 
     /// Ends and removes a container, if there is one, with its processes, mounts and control groups.
-    ///
-    /// # Errors
-    /// Fails with the errors of the runtime; ABORTED when conmon does not end.
     pub fn delete(&self, id: Uuid, folder: &Path) -> Result<()> {
         self.run(&["delete", "--force", &id.to_string()])?;
         let deadline = Instant::now() + CONMON_ENDS_WITHIN;

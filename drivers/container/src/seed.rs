@@ -14,9 +14,6 @@ use crate::record::Record;
 pub const FOLDER: &str = "var/lib/cloud/seed/nocloud";
 
 /// Writes the data into the upper layer of a machine. Only root may read it: it holds secrets.
-///
-/// # Errors
-/// Fails with the errors of the file system.
 pub fn write(upper: &Path, record: &Record, gateway: Option<Subnet>, user_data: &[u8]) -> Result<()> {
     let folder = upper.join(FOLDER);
     let failed = |error| status("writing the bootstrap data", error);

@@ -57,8 +57,7 @@ pub enum Tagged {
     /// `kubernetes.io/cluster`: the call is about a cluster.
     Cluster,
     /// `kubernetes.io/cluster` and `kubernetes.io/role`: the call is about one machine. `capcmi.io/machine`
-    /// says which machine object the machine belongs to; a client of the published interface alone does not send
-    /// it.
+    /// names its machine object. A client of the published interface alone does not send it.
     Machine,
 }
 

@@ -3,11 +3,13 @@
 //! `machines` holds a folder for each machine, which appears and disappears as a whole. `scratch` holds the
 //! folders that are being made or removed: nothing in it is a machine.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, Permissions, TryLockError};
 use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use cmi_driver::{Code, Result, Status};
+use uuid::Uuid;
 
 use crate::errors::status;
 use crate::record::Record;
@@ -46,6 +48,13 @@ impl StateFolder {
         self.0.join("runtime")
     }
 
+    /// The beginning of the names of all control groups. Another state folder may have a machine with the
+    /// same identity.
+    pub fn control_groups(&self) -> String {
+        let folder = Uuid::new_v5(&Uuid::NAMESPACE_URL, self.0.as_os_str().as_encoded_bytes());
+        format!("capcmi-{:08x}-", folder.as_fields().0)
+    }
+
     /// A file of the DHCP server.
     pub fn dnsmasq(&self, extension: &str) -> PathBuf {
         self.0.join(format!("dnsmasq.{extension}"))
@@ -56,12 +65,11 @@ impl StateFolder {
     }
 
     /// Locks the folder, and makes it if necessary. `None` while another process has it.
-    ///
-    /// # Errors
-    /// Fails with the errors of the file system.
     pub fn lock(&self) -> Result<Option<File>> {
         let failed = |error| status(&format!("opening the state folder {}", self.0.display()), error);
         fs::create_dir_all(&self.0).map_err(failed)?;
+        // Users of the computer must not reach setuid programs that a machine's root has made.
+        fs::set_permissions(&self.0, Permissions::from_mode(0o700)).map_err(failed)?;
         let mut open = File::options();
         let open = open.read(true).write(true).create(true).truncate(false);
         let lock = open.open(self.0.join("lock")).map_err(failed)?;
@@ -127,9 +135,6 @@ impl StateFolder {
 }
 
 /// Removes a folder, if it exists.
-///
-/// # Errors
-/// Fails with the errors of the file system.
 pub fn remove(folder: &Path) -> Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -149,6 +154,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let state = StateFolder::new(&folder.path().join("new"));
         let held = state.lock().unwrap().unwrap();
+        let mode = fs::metadata(&state.0).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700, "a user of the computer may look in");
         assert!(state.lock().unwrap().is_none());
         drop(held);
         assert!(state.lock().unwrap().is_some());

@@ -116,14 +116,15 @@ impl Machines {
         self.placement.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Chooses the host of a new machine: the first host with room. The order of hosts spreads machines.
+    /// Chooses the host of a new machine: of the hosts with room, the host with the fewest machines.
     fn place(&self, machine: Uuid, spec: &MachineSpec, wanted: &Wanted<'_>) -> Result<String> {
         let records = self.state.records()?;
         if let Some(address) = spec.address {
             check_free(address, &records)?;
         }
         let mut hosts = wanted.hosts.clone();
-        hosts.sort_by_key(|host| Uuid::new_v5(&machine, host.as_bytes()));
+        let machines = |host: &str| records.iter().filter(|record| record.host == host).count();
+        hosts.sort_by_key(|host| (machines(host), Uuid::new_v5(&machine, host.as_bytes())));
         let mut refused = None;
         for host in hosts {
             match self.check_room(&records, host, wanted.size.memory_mib) {
