@@ -1,4 +1,4 @@
-//! What a machine is from the inside, and what its host lacks.
+//! Machines that boot, and computers that lack something.
 
 use std::fs;
 use std::process::Command;
@@ -13,10 +13,9 @@ use serde_json::json;
 
 use crate::lab::{CLUSTER, Lab, eventually, machine};
 
-/// Bootstrap data that say their name and their network on the console.
-const USER_DATA: &[u8] =
-    b"#cloud-config\nruncmd:\n- echo \"boot of $(hostname) $(cat /etc/machine-id)\" >/dev/console\n\
-    - ip -brief -4 address show eth0 >/dev/console\n- cat /proc/sys/kernel/panic >/root/panic\n";
+/// Bootstrap data that print name and machine id on the console at their end.
+const USER_DATA: &[u8] = b"#cloud-config\nruncmd:\n- cat /proc/sys/kernel/panic >/root/panic\n\
+    - echo \"boot of $(hostname) $(cat /etc/machine-id)\" >/dev/console\n";
 
 async fn create(driver: &GrpcDriver, machine: &MachineRef) -> cmi_driver::Result<Machine> {
     let request = CreateMachineRequest {
@@ -182,12 +181,12 @@ impl Full<'_> {
 
 impl Drop for Full<'_> {
     fn drop(&mut self) {
-        let stopped = self.0.kill_driver();
+        let ended = self.0.end();
         let unmounted = Command::new("umount")
             .arg("--lazy")
             .arg(self.0.at("state"))
             .status();
-        if stopped.is_err() || !unmounted.is_ok_and(|status| status.success()) {
+        if ended.is_err() || !unmounted.is_ok_and(|status| status.success()) {
             eprintln!("a file system is left at {}", self.0.at("state").display());
         }
     }
@@ -211,7 +210,16 @@ async fn a_full_disk_leaves_nothing_and_room_helps() -> Result<()> {
     assert_eq!(status(&driver, &large).await.unwrap_err().code(), Code::NotFound);
     full.mount("remount,size=64m")?;
     create(&driver, &large).await?;
+    // The DHCP server writes at the deletion, too.
+    running(&driver, &large).await?;
+    let filled = Command::new("dd")
+        .args(["if=/dev/zero", "bs=64k"])
+        .arg(format!("of={}", lab.at("state/fill").display()))
+        .output()?;
+    ensure!(!filled.status.success(), "there is still room");
     delete(&driver, &large).await?;
     ensure!(lab.containers()?.is_empty());
+    let machines = fs::read_dir(lab.at("state/machines"))?.count();
+    assert_eq!(machines, 0, "a full disk keeps a machine");
     Ok(())
 }

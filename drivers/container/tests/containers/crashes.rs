@@ -1,5 +1,6 @@
 //! A driver that is killed at random moments of creates and deletes.
 
+use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -12,12 +13,16 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
-use crate::lab::{DEADLINE, Lab, machine};
+use crate::lab::{DEADLINE, Lab, eventually, machine};
 
 /// The number of times that the driver is killed.
 const KILLS: u32 = 24;
 /// The machines that are made and deleted at the same time.
 const MACHINES: [&str; 3] = ["a", "b", "c"];
+/// The moments of a kill at a command of the runtime.
+const MOMENTS: [&str; 2] = ["before", "after"];
+/// The commands of a create.
+const STEPS: [&str; 3] = ["state", "create", "start"];
 /// The latest moment of a kill: a create or a delete ends before it.
 const LATEST: Duration = Duration::from_millis(800);
 
@@ -66,8 +71,11 @@ async fn until_ok(mut call: impl AsyncFnMut() -> cmi_driver::Result<()>) -> Resu
     Ok(())
 }
 
-/// Creates or deletes each machine at random, and kills the driver meanwhile.
-async fn kill_amid_calls(lab: &Lab) -> Result<String> {
+/// The name of a machine, and whether it is created. Otherwise it is deleted.
+type Plan = [(&'static str, bool); MACHINES.len()];
+
+/// Creates or deletes each machine at random, and kills the driver during the calls.
+async fn kill_amid_calls(lab: &Lab) -> Result<(Plan, Duration)> {
     let driver = lab.client().await?;
     let plan = MACHINES.map(|name| (name, random(2) == 0));
     let wait = Duration::from_millis(random(LATEST.as_millis()).try_into()?);
@@ -88,16 +96,17 @@ async fn kill_amid_calls(lab: &Lab) -> Result<String> {
     };
     let (_, killed) = tokio::join!(join_all(calls), killed);
     killed?;
-    Ok(format!(
-        "killed after {wait:?} of {plan:?} (name, is it a create)"
-    ))
+    Ok((plan, wait))
 }
 
-/// After the restart, each machine is created or deleted as a whole.
-async fn finish(lab: &Lab) -> Result<()> {
+/// After the restart, each machine is created or deleted as a whole. A begun deletion ends before a create.
+async fn finish(lab: &Lab, plan: Plan) -> Result<()> {
     let driver = lab.client().await?;
     let mut expected = 0;
-    for name in MACHINES {
+    for (name, was_created) in plan {
+        if !was_created {
+            until_ok(async || delete(&driver, name).await).await?;
+        }
         if random(2) == 0 {
             until_ok(async || create(&driver, name).await).await?;
             status(&driver, name).await?;
@@ -116,15 +125,90 @@ async fn finish(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// Arms a kill, makes a call, and starts the driver again.
+async fn killed_at(lab: &Lab, (moment, command): (&str, &str), is_create: bool) -> Result<GrpcDriver> {
+    let armed = lab.at("faults").join(format!("kill-{moment}-{command}"));
+    fs::write(&armed, "")?;
+    let driver = lab.client().await?;
+    let answer = if is_create {
+        create(&driver, "a").await
+    } else {
+        delete(&driver, "a").await
+    };
+    ensure!(!armed.exists(), "the driver did not come to `{command}`");
+    ensure!(answer.is_err(), "a killed driver answered");
+    lab.kill_driver()?;
+    lab.start_driver()?;
+    lab.client().await
+}
+
+/// DRV-10, DRV-12, DRV-19, DRV-21
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kill_at_any_step_of_the_runtime_is_made_up_for() -> Result<()> {
+    let lab = Lab::start().await?;
+    for (moment, command) in MOMENTS
+        .into_iter()
+        .flat_map(|moment| STEPS.map(|step| (moment, step)))
+    {
+        let what = format!("killed {moment} `{command}`");
+        let driver = killed_at(&lab, (moment, command), true)
+            .await
+            .context(what.clone())?;
+        until_ok(async || create(&driver, "a").await)
+            .await
+            .context(what.clone())?;
+        let containers = lab.runc(&["list"])?;
+        ensure!(containers.matches("running").count() == 1, "{what}: {containers}");
+        until_ok(async || delete(&driver, "a").await)
+            .await
+            .context(what.clone())?;
+        assert_eq!(lab.left()?, Vec::<String>::new(), "{what}");
+    }
+    for moment in MOMENTS {
+        let driver = lab.client().await?;
+        until_ok(async || create(&driver, "a").await).await?;
+        let driver = killed_at(&lab, (moment, "delete"), false).await.context(moment)?;
+        until_ok(async || delete(&driver, "a").await).await?;
+        assert_eq!(lab.left()?, Vec::<String>::new(), "killed {moment} `delete`");
+    }
+    Ok(())
+}
+
+/// Otherwise two drivers would work on one machine.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_of_a_killed_driver_keeps_the_folder() -> Result<()> {
+    let lab = Lab::start().await?;
+    let driver = lab.client().await?;
+    fs::write(lab.at("faults/slow"), "3")?;
+    let kill = async {
+        // The call has come to the runtime.
+        eventually("a slow program", async || {
+            ensure!(lab.processes("runtime.sh")?.len() > 1);
+            Ok(())
+        })
+        .await?;
+        lab.kill_driver()
+    };
+    let (_answer, killed) = tokio::join!(create(&driver, "a"), kill);
+    killed?;
+    let lock = fs::File::open(lab.at("state/lock"))?;
+    ensure!(lock.try_lock().is_err(), "nothing keeps the next driver waiting");
+    fs::remove_file(lab.at("faults/slow"))?;
+    lock.lock()?;
+    ensure!(lab.processes("runtime.sh")?.is_empty(), "the program still runs");
+    Ok(())
+}
+
 /// DRV-10, DRV-12, DRV-19, DRV-21
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_driver_leaves_nothing_and_makes_nothing_twice() -> Result<()> {
     let lab = Lab::start().await?;
     for _ in 0..KILLS {
-        let what = kill_amid_calls(&lab).await?;
+        let (plan, wait) = kill_amid_calls(&lab).await?;
+        let what = format!("killed after {wait:?} of {plan:?} (true is a create)");
         println!("{what}");
         lab.start_driver()?;
-        finish(&lab)
+        finish(&lab, plan)
             .await
             .with_context(|| format!("{what}\nthe driver's log:\n{}", lab.log()))?;
     }
@@ -141,17 +225,21 @@ async fn a_killed_driver_leaves_nothing_and_makes_nothing_twice() -> Result<()> 
     Ok(())
 }
 
-/// The bridge and the DHCP server are the driver's, too.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_driver_that_stops_without_machines_leaves_no_bridge() -> Result<()> {
+async fn machines_outlast_the_driver_and_the_last_takes_the_bridge() -> Result<()> {
     let lab = Lab::start().await?;
     let driver = lab.client().await?;
     until_ok(async || create(&driver, "a").await).await?;
     let has_bridge = || lab.inside("ip").args(["link", "show", "br-lab"]).output();
+    let container = lab.containers()?.pop().context("no container")?;
+    let before = lab.runc(&["state", &container])?;
+    ensure!(before.contains("\"running\""), "{before}");
     lab.stop_driver()?;
     ensure!(has_bridge()?.status.success(), "a machine has lost its bridge");
     lab.start_driver()?;
     let driver = lab.client().await?;
+    let after = lab.runc(&["state", &container])?;
+    ensure!(before == after, "the container was {before}, and is {after}");
     until_ok(async || delete(&driver, "a").await).await?;
     lab.stop_driver()?;
     ensure!(!has_bridge()?.status.success(), "the bridge is left");

@@ -1,4 +1,4 @@
-//! The hooks of the conformance suite: what an administrator, a crash or another client might do.
+//! The hooks of the conformance suite: acts of an administrator, of a crash or of another client.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -54,7 +54,8 @@ impl LabHooks {
         let lock = File::open(self.lab.at("state/lock"))?;
         lock.lock()?;
         *self.held.lock().unwrap() = Some(lock);
-        self.lab.start_driver()
+        self.lab.start_driver()?;
+        self.lab.serves()
     }
 
     fn restore(&self) -> Result<()> {
@@ -99,13 +100,9 @@ impl LabHooks {
         Ok(record.write(&folder)?)
     }
 
-    fn record(&self, folder: &Path) -> Result<Record> {
-        Record::read(folder)?.with_context(|| format!("there is no machine in {}", folder.display()))
-    }
-
     /// Ends and removes the container of a machine.
     fn end(&self, folder: &Path) -> Result<Record> {
-        let record = self.record(folder)?;
+        let record = record(folder)?;
         self.lab
             .runc(&["delete", "--force", &record.key().uuid().to_string()])?;
         Ok(record)
@@ -132,7 +129,8 @@ impl LabHooks {
         let machines = self.lab.state().machines();
         let mut last = written_at(&machines)?;
         for entry in fs::read_dir(&machines)? {
-            last = last.max(written_at(&entry?.path().join("record.json"))?);
+            // A record is written as a new file in the folder.
+            last = last.max(written_at(&entry?.path())?);
         }
         Ok(last)
     }
@@ -187,7 +185,7 @@ impl LabHooks {
                 )?);
             }
             Hook::VmSpec => {
-                let record = self.record(&folder)?;
+                let record = record(&folder)?;
                 return Ok(json!({"tags": record.tags, "size": record.size})
                     .to_string()
                     .into_bytes());
@@ -195,6 +193,10 @@ impl LabHooks {
         }
         Ok(Vec::new())
     }
+}
+
+fn record(folder: &Path) -> Result<Record> {
+    Record::read(folder)?.with_context(|| format!("there is no machine in {}", folder.display()))
 }
 
 /// Accepts that something does not exist.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a small Debian with systemd and cloud-init, once for each version of this script, and prints its folder.
+# Makes a small Debian with systemd and cloud-init, and prints its folder. The folder is reused until an input changes.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
@@ -7,7 +7,7 @@ release=$(. /etc/os-release && echo "$VERSION_CODENAME")
 sources=/etc/apt/sources.list.d/debian.sources
 [ -e "$sources" ] || sources=/etc/apt/sources.list
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/capcmi/container-image
-folder=$cache/debian-$release-$(sha256sum "$here/image.sh" | cut -c1-12)
+folder=$cache/debian-$release-$(cat "$here/image.sh" "$here/cloud.cfg" | sha256sum | cut -c1-12)
 mkdir -p "$cache"
 exec 9>"$folder.lock"
 flock 9

@@ -1,6 +1,7 @@
 //! A network namespace with a driver, and everything that its machines have.
 
 use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -25,7 +26,7 @@ pub const DEADLINE: Duration = Duration::from_mins(2);
 /// Boots take CPU time: one lab at a time is enough for two processors.
 static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// A driver in a network namespace of its own. Its containers end when this is dropped.
+/// A driver in its own network namespace. Its containers end when this is dropped.
 pub struct Lab {
     /// The process of the driver.
     plugin: Mutex<Option<Child>>,
@@ -72,7 +73,8 @@ impl Lab {
                 "huge": {"cpus": 1, "memoryMib": 60_000_000},
             },
             "images": {
-                "tiny": lab.at("tiny"), "other": lab.at("tiny"), "debian": image, "missing": lab.at("missing"),
+                "tiny": lab.at("tiny"), "other": lab.at("tiny"),
+                "debian": image, "missing": lab.at("missing"),
             },
             "bridge": {
                 "name": "br-lab",
@@ -130,7 +132,25 @@ impl Lab {
             .stderr(log)
             .spawn()
             .context("starting the driver")?;
+        fs::write(self.at("driver.pid"), plugin.id().to_string())?;
         *self.plugin.lock().unwrap() = Some(plugin);
+        Ok(())
+    }
+
+    /// Waits until the driver accepts connections.
+    pub fn serves(&self) -> Result<()> {
+        self.waits("a driver that serves", || {
+            UnixStream::connect(self.at("driver.sock")).is_ok()
+        })
+    }
+
+    fn waits(&self, what: &str, is_so: impl Fn() -> bool) -> Result<()> {
+        let deadline = std::time::Instant::now() + DEADLINE;
+        while !is_so() {
+            let is_late = std::time::Instant::now() >= deadline;
+            ensure!(!is_late, "the test waited for {what}: {}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
         Ok(())
     }
 
@@ -204,8 +224,8 @@ impl Lab {
     /// folders.
     pub fn left(&self) -> Result<Vec<String>> {
         let mut left = self.containers()?;
-        left.extend(self.processes()?);
-        left.extend(control_groups()?);
+        left.extend(self.processes("state/machines")?);
+        left.extend(self.control_groups()?);
         left.extend(
             fs::read_to_string("/proc/self/mountinfo")?
                 .lines()
@@ -218,13 +238,18 @@ impl Lab {
                 .filter(|line| line.starts_with("ve"))
                 .map(str::to_owned),
         );
-        left.extend(lines(&self.state().dnsmasq("leases")).filter(|line| !line.starts_with("duid")));
+        left.extend(
+            lines(&self.state().dnsmasq("leases"))
+                .into_iter()
+                .filter(|line| !line.starts_with("duid")),
+        );
         for folder in ["state/machines", "state/scratch"] {
             left.extend(entries(&self.at(folder))?);
         }
         // The driver's programs put nothing anywhere else.
         let known = [
             "driver.log",
+            "driver.pid",
             "driver.sock",
             "driver.yaml",
             "faults",
@@ -240,16 +265,59 @@ impl Lab {
         Ok(left)
     }
 
-    /// The processes of containers: conmon has the state folder in its arguments.
-    fn processes(&self) -> Result<Vec<String>> {
-        let state = self.at("state/machines").display().to_string();
+    /// The processes with a path of the lab in their arguments. conmon has the machine's folder there.
+    pub fn processes(&self, path: &str) -> Result<Vec<String>> {
+        let path = self.at(path).display().to_string();
         let mut found = Vec::new();
         for entry in fs::read_dir("/proc")? {
             // A process that has ended has no command line.
             let command = fs::read(entry?.path().join("cmdline")).unwrap_or_default();
             let command = String::from_utf8_lossy(&command).replace('\0', " ");
-            if command.contains(&state) {
+            if command.contains(&path) {
                 found.push(command);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Ends the driver, its containers and its DHCP server.
+    pub fn end(&self) -> Result<()> {
+        self.kill_driver()?;
+        // A program of the driver may be at work.
+        if let Ok(lock) = File::open(self.at("state/lock")) {
+            lock.lock()?;
+        }
+        for container in self.containers()? {
+            self.runc(&["delete", "--force", &container])?;
+        }
+        let pid = self.state().dnsmasq("pid");
+        if let Some(process) = lines(&pid).first() {
+            run("kill", Command::new("kill").arg(process))?;
+            // The DHCP server removes the file at its end.
+            self.waits("the end of the DHCP server", || !pid.exists())?;
+        }
+        Ok(())
+    }
+
+    /// The control groups of machines.
+    fn control_groups(&self) -> Result<Vec<String>> {
+        let beginning = self.state().control_groups();
+        let mut found = Vec::new();
+        for hierarchy in entries(Path::new("/sys/fs/cgroup"))? {
+            let hierarchy = Path::new("/sys/fs/cgroup").join(hierarchy);
+            // With version 2, the control group itself.
+            found.extend(
+                hierarchy
+                    .to_str()
+                    .filter(|name| name.contains(&beginning))
+                    .map(str::to_owned),
+            );
+            if hierarchy.is_dir() {
+                found.extend(
+                    entries(&hierarchy)?
+                        .into_iter()
+                        .filter(|name| name.starts_with(&beginning)),
+                );
             }
         }
         Ok(found)
@@ -263,47 +331,16 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        if let Err(error) = self.clean_up() {
+        let removed = self.end().and_then(|()| {
+            run(
+                "ip",
+                Command::new("ip").args(["netns", "delete", &self.namespace]),
+            )
+        });
+        if let Err(error) = removed {
             eprintln!("the lab could not be removed: {error:#}");
         }
     }
-}
-
-impl Lab {
-    fn clean_up(&self) -> Result<()> {
-        self.kill_driver()?;
-        // A program of the driver may be at work.
-        if let Ok(lock) = File::open(self.at("state/lock")) {
-            lock.lock()?;
-        }
-        for container in self.containers()? {
-            self.runc(&["delete", "--force", &container])?;
-        }
-        if let Some(pid) = lines(&self.state().dnsmasq("pid")).next() {
-            run("kill", Command::new("kill").arg(pid))?;
-        }
-        run(
-            "ip",
-            Command::new("ip").args(["netns", "delete", &self.namespace]),
-        )
-        .map(drop)
-    }
-}
-
-/// The control groups of machines.
-fn control_groups() -> Result<Vec<String>> {
-    let mut found = Vec::new();
-    for hierarchy in fs::read_dir("/sys/fs/cgroup")? {
-        let hierarchy = hierarchy?.path();
-        if hierarchy.is_dir() {
-            found.extend(
-                entries(&hierarchy)?
-                    .into_iter()
-                    .filter(|name| name.starts_with("capcmi-")),
-            );
-        }
-    }
-    Ok(found)
 }
 
 /// The names in a folder; none when it does not exist.
@@ -315,9 +352,9 @@ fn entries(folder: &Path) -> Result<Vec<String>> {
     names.collect()
 }
 
-fn lines(file: &Path) -> impl Iterator<Item = String> {
+fn lines(file: &Path) -> Vec<String> {
     let text = fs::read_to_string(file).unwrap_or_default();
-    text.lines().map(str::to_owned).collect::<Vec<_>>().into_iter()
+    text.lines().map(str::to_owned).collect()
 }
 
 fn script(name: &str) -> PathBuf {
