@@ -89,9 +89,9 @@ test-rust:
 # `lifecycle::hold` is the other half of a test, which starts it. The soak is a short one here.
 .PHONY: test-all
 test-all: SOAK_SECONDS = 60
-test-all: test-python ## Run everything but e2e-libvirt: long cases, the libvirt driver, bench-counts and fuzz; about two hours.
+test-all: test-python ## Run everything but e2e-libvirt: long cases, the container and libvirt drivers, bench-counts and fuzz; about two hours.
 	$(SOAK) PROPTEST_CASES=2000 $(TEST) --no-fail-fast -- --include-ignored --exact --skip lifecycle::hold
-	$(MAKE) test-libvirt bench-counts fuzz
+	$(MAKE) test-container test-libvirt bench-counts fuzz
 
 # The first time it makes a virtual environment in the user's cache folder.
 IN_PYTHON = cd examples/drivers/python && "$$(./environment.sh)/bin/python" -m
@@ -122,6 +122,15 @@ test-libvirt-smoke: prepare-libvirt ## Lint the libvirt driver, and run the conf
 	$(CARGO) build -p capcmi-driver-libvirt --locked --example hook
 	$(TEST_LIBVIRT) --test conformance
 	$(TEST_LIBVIRT) --test end_to_end -- --exact $(SMOKE_CASE)
+
+# The tests that make containers have a feature of their own: without it, cargo neither builds nor runs them.
+TEST_CONTAINER = --workspace $(WITHOUT_LIBVIRT) --features capcmi-driver-container/root-tests --test containers --locked
+
+.PHONY: test-container
+test-container: ## Lint and test the container driver with real containers; as root it installs what it needs from Debian.
+	@drivers/container/tests/containers/lab/prepare.sh
+	$(CARGO) clippy $(TEST_CONTAINER) -- -D warnings
+	$(CARGO) test $(TEST_CONTAINER)
 
 # As it is tested, without optimisation: libvirt and QEMU take the time, and what the tests have built is there.
 .PHONY: bench-libvirt
