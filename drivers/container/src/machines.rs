@@ -26,6 +26,10 @@ use crate::state::{self, StateFolder};
 
 /// The file of an administrator's lock on a machine. Its text is the reason.
 pub const LOCK: &str = "locked";
+/// The limit of inotify instances of a user.
+const INOTIFY_INSTANCES: &str = "/proc/sys/fs/inotify/max_user_instances";
+/// A limit for a dozen machines with a kubelet. The kernel's default, 128, suffices for two.
+const ENOUGH_INSTANCES: u64 = 1024;
 /// How long a machine without an address counts as booting. A machine that took longer has none, as on a
 /// bridge without a DHCP server.
 const BOOT: SignedDuration = SignedDuration::from_mins(10);
@@ -66,6 +70,7 @@ impl Machines {
             placement: Mutex::default(),
         };
         machines.network().ensure()?;
+        warn_of_few_inotify_instances();
         Ok(Some(machines))
     }
 
@@ -345,6 +350,20 @@ impl Machines {
                 Err(Status::new(Code::FailedPrecondition, what))
             }
         }
+    }
+}
+
+/// All machines share the limit of root. containerd starts without its CRI plugin when it is reached.
+fn warn_of_few_inotify_instances() {
+    let limit = fs::read_to_string(INOTIFY_INSTANCES)
+        .ok()
+        .and_then(|text| text.trim().parse().ok());
+    if limit.is_some_and(|limit: u64| limit < ENOUGH_INSTANCES) {
+        tracing::warn!(
+            limit,
+            enough = ENOUGH_INSTANCES,
+            "few machines with a kubelet can run: raise the sysctl fs.inotify.max_user_instances"
+        );
     }
 }
 
