@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::MACHINE_FINALIZER;
-use management_cluster::ManagementCluster;
+use management_cluster::{ManagementCluster, kubeadm::KubeadmProviders};
 use serde_json::{Value, json};
 
 use crate::{
@@ -447,6 +447,25 @@ async fn clusterctl_makes_a_cluster_of_vms_on_hosts_with_libvirt() -> Result<()>
     Ok(())
 }
 
+/// Its provider specs are those of the container driver.
+#[tokio::test]
+async fn clusterctl_makes_a_cluster_of_system_containers() -> Result<()> {
+    let release = Release::make(None).await?;
+    let objects = release.generate_cluster(Some("container"))?;
+    assert_eq!(titles(&objects), titles(&release.generate_cluster(None)?));
+    for (name, size) in [("demo-control-plane", "medium"), ("demo-md-0", "4")] {
+        let spec = &find(&objects, "InfraMachineTemplate", name)?["spec"]["template"]["spec"];
+        let provider_spec = json!({
+            "vmPool": "default", "size": size, "image": "debian-12", "tags": {"cluster": "demo"},
+        });
+        assert_eq!(
+            *spec,
+            json!({"driver": "container", "providerSpec": provider_spec})
+        );
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn clusterctl_makes_a_cluster_of_a_class_and_brings_the_class_along() -> Result<()> {
     let objects = Release::make(None).await?.generate_cluster(Some("topology"))?;
@@ -473,7 +492,8 @@ async fn clusterctl_makes_a_cluster_of_a_class_and_brings_the_class_along() -> R
         .collect();
     for variable in topology["variables"].as_array().expect("variables") {
         assert!(declared.contains(&&variable["name"]), "{variable}");
-        assert!(variable["value"].is_string(), "{variable}");
+        let is_text = variable["value"].is_string();
+        assert!(is_text || variable["name"] == "kubeVip", "{variable}");
     }
     Ok(())
 }
@@ -540,7 +560,14 @@ async fn the_flavour_for_ec2_is_the_template_with_machines_of_ec2() -> Result<()
 async fn the_kubelet_gets_its_provider_id_as_the_driver_says() -> Result<()> {
     let release = Release::make(None).await?;
     let on_ec2 = r#""aws:///" ~ ds.meta_data.placement.availability_zone ~ "/" ~ ds.meta_data.instance_id"#;
-    for flavor in [None, Some("topology"), Some("libvirt")] {
+    let flavors = [
+        None,
+        Some("topology"),
+        Some("libvirt"),
+        Some("container"),
+        Some("external-endpoint"),
+    ];
+    for flavor in flavors {
         let shipped = parse(&output(&mut release.cluster(flavor))?)?;
         let mut command = release.cluster(flavor);
         let chosen = parse(&output(command.env("CAPCMI_KUBELET_PROVIDER_ID", on_ec2))?)?;
@@ -584,15 +611,15 @@ async fn an_api_server_takes_what_clusterctl_makes() -> Result<()> {
     ]))?;
 
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "tenant"}});
+    apply(&cluster, &release, &[namespace])?;
     let plain = release.generate_cluster(None)?;
-    let others = ["topology", "libvirt"].map(|flavor| release.generate_cluster(Some(flavor)));
+    let others = OTHERS.map(|flavor| release.generate_cluster(Some(flavor)));
     let mut others = others.into_iter().collect::<Result<Vec<_>>>()?;
     others.push(on_ec2(&release)?);
-    // The kubeadm objects have no place here: their providers are not installed.
-    let demo = plain
+    let (ours, kubeadm) = plain
         .into_iter()
         .chain(others.into_iter().flatten())
-        .filter(|object| {
+        .partition::<Vec<_>, _>(|object| {
             let version = object["apiVersion"].as_str().unwrap_or_default();
             version.starts_with("infrastructure.capcmi.io/") || version.starts_with("cluster.x-k8s.io/")
         });
@@ -606,28 +633,39 @@ async fn an_api_server_takes_what_clusterctl_makes() -> Result<()> {
         "metadata": {"name": "finalized", "namespace": "tenant", "finalizers": [MACHINE_FINALIZER]},
         "spec": {"driver": "ec2", "providerSpec": {}},
     });
-    let objects: Vec<Value> = [namespace, finalized]
-        .into_iter()
-        .chain(demo)
-        .chain(checks)
-        .collect();
-    apply(&cluster, &release, &objects)
+    let objects: Vec<Value> = [finalized].into_iter().chain(ours).chain(checks).collect();
+    apply(&cluster, &release, &objects)?;
+
+    let _providers = KubeadmProviders::start(&cluster, "tenant").await?;
+    // All flavours use the same names. A dry run keeps one flavour from being an update of another.
+    for object in kubeadm {
+        apply_with(&cluster, &release, &[object], &["--dry-run=server"])?;
+    }
+    Ok(())
 }
+
+/// Flavours besides the template, without those whose variables differ.
+const OTHERS: [&str; 4] = ["topology", "libvirt", "container", "external-endpoint"];
 
 /// Applies objects and takes a warning for a failure.
 fn apply(cluster: &ManagementCluster, release: &Release, objects: &[Value]) -> Result<()> {
+    apply_with(cluster, release, objects, &[])
+}
+
+fn apply_with(
+    cluster: &ManagementCluster,
+    release: &Release,
+    objects: &[Value],
+    flags: &[&str],
+) -> Result<()> {
     let path = release.folder().join("objects.json");
     let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
     std::fs::write(&path, list.to_string())?;
     let mut kubectl = cluster.kubectl();
     let answer = kubectl
-        .args([
-            "apply",
-            "--server-side",
-            "--force-conflicts",
-            "--validate=strict",
-            "-f",
-        ])
+        .args(["apply", "--server-side", "--force-conflicts", "--validate=strict"])
+        .args(flags)
+        .arg("-f")
         .arg(path)
         .output()?;
     let said = String::from_utf8(answer.stderr)?;

@@ -10,6 +10,7 @@ mod committed;
 mod compliance;
 mod components;
 mod documentation;
+mod endpoint;
 mod helm;
 mod kustomize;
 mod limits;

@@ -16,7 +16,7 @@ use kube::{
 use management_cluster::{ManagementCluster, eventually};
 use serde_json::{Value, json};
 
-use crate::release::Release;
+use crate::{objects::find, release::Release};
 
 const DEADLINE: Duration = Duration::from_mins(4);
 
@@ -33,7 +33,8 @@ async fn a_class_is_filled_in_and_a_changed_variable_makes_a_new_template() -> R
     let cluster = start().await?;
     let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: tenant}\n";
     cluster.apply_yaml(namespace).await?;
-    for object in Release::make(None).await?.generate_cluster(Some("topology"))? {
+    let release = Release::make(None).await?;
+    for object in release.generate_cluster(Some("topology"))? {
         // Core's webhook may not have seen the class yet.
         let apply = async || cluster.apply_yaml(&object.to_string()).await.map(|_| ());
         eventually(DEADLINE, "the API server taking an object", apply).await?;
@@ -44,6 +45,16 @@ async fn a_class_is_filled_in_and_a_changed_variable_makes_a_new_template() -> R
         has_spec(&templates, &spec).await
     })
     .await?;
+
+    let template = release.generate_cluster(None)?;
+    let wanted = find(&template, "KubeadmControlPlane", "demo-control-plane")?;
+    let control_planes = namespaced(&cluster, KUBEADM[0].0, "v1beta2", "KubeadmControlPlane").await?;
+    let made = control_planes.list(&ListParams::default()).await?.items;
+    let made = made.first().context("no control plane")?;
+    assert_eq!(
+        made.data["spec"]["kubeadmConfigSpec"],
+        wanted["spec"]["kubeadmConfigSpec"]
+    );
 
     let infra_clusters = namespaced(&cluster, GROUP, VERSION, "InfraCluster").await?;
     let made = infra_clusters.list(&ListParams::default()).await?;
