@@ -34,7 +34,6 @@ use crate::{
 pub struct ManagementCluster {
     // Dropped in this order: a client goes before its server, and the folder goes last.
     core: CoreManager,
-    rate_limiting: bool,
     workload: OnceCell<Workload>,
     _controller_manager: Process,
     api_server: ApiServer,
@@ -60,9 +59,10 @@ impl ManagementClusterBuilder {
         self
     }
 
-    /// Whether Cluster API's managers run with `ReconcilerRateLimiting`. With it, they reconcile an object at
-    /// most once a second, and only when their caches hold the writes of its last reconcile. On by default,
-    /// as in Cluster API. Without it a manager is faster, and may act on caches that lack its latest writes.
+    /// Whether Cluster API's core manager runs with `ReconcilerRateLimiting`. With it, core reconciles an
+    /// object at most once a second, and only when its caches hold the writes of its last reconcile. On by
+    /// default, as in Cluster API. Without it a manager is faster, and may act on caches that lack its latest
+    /// writes.
     #[must_use]
     pub fn rate_limiting(mut self, rate_limiting: bool) -> Self {
         self.rate_limiting = rate_limiting;
@@ -124,7 +124,6 @@ impl ManagementClusterBuilder {
         let workload = OnceCell::new();
         Ok(ManagementCluster {
             core,
-            rate_limiting: self.rate_limiting,
             workload,
             _controller_manager: controller_manager,
             api_server,
@@ -300,11 +299,6 @@ impl ManagementCluster {
     /// The folder of the run, with a log of each program. [`Process::start`] adds more.
     pub fn folder(&self) -> &RunFolder {
         &self.folder
-    }
-
-    /// Whether Cluster API's managers run with `ReconcilerRateLimiting`.
-    pub(crate) fn rate_limiting(&self) -> bool {
-        self.rate_limiting
     }
 
     /// Paths of the programs that it runs.

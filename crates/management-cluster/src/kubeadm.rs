@@ -24,6 +24,10 @@ use crate::{
 
 const DEADLINE: Duration = Duration::from_mins(4);
 
+/// Cluster API 1.14 cannot reconcile a control plane with it when the manager watches one namespace: "failed
+/// to cast Machine informer to SharedIndexInformer".
+const RATE_LIMITING: bool = false;
+
 /// The kubeadm providers for one namespace, each with its own `ServiceAccount` and the permissions of its
 /// release. They end with this value. Their installed objects stay.
 #[derive(Debug)]
@@ -104,13 +108,7 @@ async fn start(
             health,
             diagnostics,
         };
-        let mut command = manager::command(
-            &program.manager,
-            &kubeconfig,
-            &folder,
-            ports,
-            management.rate_limiting(),
-        );
+        let mut command = manager::command(&program.manager, &kubeconfig, &folder, ports, RATE_LIMITING);
         command.arg(format!("--namespace={namespace}"));
         let mut process = Process::start(management.folder(), &run, &command)?;
         let is_ready = async || manager::is_ready(health).await;
