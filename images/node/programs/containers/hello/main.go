@@ -1,18 +1,27 @@
 // hello answers every HTTP request on port 8080 with the name of its Pod, and ends well when it is asked to.
+// With a URL as its argument, it prints the answer of that server instead.
 package main
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log"
 	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 )
 
 func main() {
+	if len(os.Args) > 1 {
+		if err := ask(os.Args[1]); err != nil {
+			log.Fatal(err)
+		}
+		return
+	}
 	name, err := os.Hostname()
 	if err != nil {
 		log.Fatal(err)
@@ -34,4 +43,15 @@ func main() {
 	if err := <-ended; err != nil {
 		log.Fatal(err)
 	}
+}
+
+func ask(url string) error {
+	client := http.Client{Timeout: 5 * time.Second}
+	answer, err := client.Get(url)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	_, err = io.Copy(os.Stdout, answer.Body)
+	return err
 }
