@@ -5,8 +5,8 @@
 #   prepare.sh [--check]   with --check it installs nothing
 set -euo pipefail
 
-programs=(runc conmon dnsmasq dhcp_release ip nsenter unshare mount mmdebstrap busybox)
-packages=(runc conmon dnsmasq-base dnsmasq-utils iproute2 util-linux mount mmdebstrap busybox-static)
+programs=(runc conmon dnsmasq dhcp_release ip nsenter unshare setpriv mount mmdebstrap busybox tini curl)
+packages=(runc conmon dnsmasq-base dnsmasq-utils iproute2 util-linux mount mmdebstrap busybox-static tini curl)
 # Debian puts some of them where only root looks.
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -14,6 +14,10 @@ missing() {
     local program
     for program in "${programs[@]}"; do type -P "$program" >/dev/null || printf '%s ' "$program"; done
 }
+
+# systemd, containerd and the kubelet of every machine share this limit of root, 128 by default.
+inotify=/proc/sys/fs/inotify/max_user_instances
+if [ "${1:-}" != --check ] && [ "$(id -u)" = 0 ] && [ "$(cat $inotify)" -lt 1024 ]; then echo 1024 >$inotify; fi
 
 if [ -z "$(missing)" ]; then
     [ "$(id -u)" = 0 ] || { echo "The tests of the container driver need root: they make containers." >&2; exit 1; }

@@ -1,0 +1,191 @@
+//! The parts of a test: a network, the container driver, the provider and a management cluster.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use capcmi_driver_container::state::StateFolder;
+use management_cluster::{ManagementCluster, Process, kubeadm::KubeadmProviders};
+use serde_json::json;
+use testbed::{Launch, Launched};
+use tokio::net::UnixStream;
+
+use crate::{cluster::Member, sandbox::run, traces::Traces};
+
+/// The VIP of the control plane, outside of the range of DHCP.
+pub const ENDPOINT: &str = "192.168.150.100";
+/// The state folder of the driver, in the folder of the run.
+const STATE: &str = "state";
+const DEADLINE: Duration = Duration::from_mins(3);
+
+/// The running parts. Dropping this ends them in the order of the fields.
+pub struct Lab {
+    _provider: Launched,
+    _kubeadm: KubeadmProviders,
+    _driver: Process,
+    /// The namespace of the Cluster.
+    pub namespace: String,
+    /// The management cluster.
+    pub management: ManagementCluster,
+    /// The folder of the run.
+    pub folder: PathBuf,
+}
+
+/// Builds the programs and node images, which needs the network. Returns a folder on the images' file system,
+/// since machines have links to them.
+///
+/// # Errors
+/// When a build fails.
+pub fn prepare(versions: &[&str]) -> Result<PathBuf> {
+    testbed::program("capcmi-manager")?;
+    let images: Result<Vec<_>> = versions.iter().map(|version| build_image(version)).collect();
+    // IMAGES/DIGEST/VERSION/rootfs
+    let folder = images?
+        .first()
+        .and_then(|image| image.ancestors().nth(3).map(Path::to_owned));
+    folder.context("the image is in no folder")
+}
+
+impl Lab {
+    /// Starts all but machines.
+    pub async fn start(folder: &Path, versions: &[&str]) -> Result<Self> {
+        let management = ManagementCluster::builder()
+            .manifests(testbed::definitions()?)
+            .start()
+            .await?;
+        testbed::install(&management).await?;
+        let namespace = management.namespace("cluster").await?;
+        let driver = start_driver(&management, folder, versions).await?;
+        let kubeadm = KubeadmProviders::start(&management, &namespace).await?;
+        let provider = start_provider(&management, folder).await?;
+        Ok(Self {
+            _provider: provider,
+            _kubeadm: kubeadm,
+            _driver: driver,
+            namespace,
+            management,
+            folder: folder.to_owned(),
+        })
+    }
+}
+
+impl Lab {
+    /// The traces of machines on this host.
+    pub fn traces(&self) -> Result<Traces> {
+        Traces::find(&self.folder.join(STATE))
+    }
+
+    /// The ends of the machines' consoles, for a failure.
+    pub fn consoles(&self) -> String {
+        let shown = run(
+            "sh",
+            [
+                "-c",
+                "tail -n 25 \"$0\"/machines/*/console.log",
+                &self.folder.join(STATE).display().to_string(),
+            ],
+        );
+        shown.unwrap_or_else(|error| format!("{error:#}"))
+    }
+
+    /// Cuts the power of a machine: its processes end, and its network interface with them.
+    pub fn power_off(&self, member: &Member) -> Result<()> {
+        let runtime = StateFolder::new(&self.folder.join(STATE)).runtime();
+        let container = member.provider_id.rsplit('/').next().unwrap_or_default();
+        run(
+            "runc",
+            [
+                "--root",
+                &runtime.display().to_string(),
+                "kill",
+                container,
+                "KILL",
+            ],
+        )?;
+        Ok(())
+    }
+}
+
+/// The top folder of the repository.
+pub fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The name of the node image of a Kubernetes version.
+pub fn image(version: &str) -> String {
+    format!("node-{}", version.replace('.', "-"))
+}
+
+/// Builds the node image of a version, if it is missing, and returns the folder of its root file system.
+fn build_image(version: &str) -> Result<PathBuf> {
+    let built = Command::new(repository().join("images/node/build.sh"))
+        .args(["rootfs", version])
+        .stderr(Stdio::inherit())
+        .output()?;
+    ensure!(
+        built.status.success(),
+        "the node image of {version} was not built"
+    );
+    let said = String::from_utf8(built.stdout)?;
+    let path = said
+        .lines()
+        .last()
+        .context("the build of the node image prints no path")?;
+    Ok(PathBuf::from(path))
+}
+
+async fn start_driver(management: &ManagementCluster, folder: &Path, versions: &[&str]) -> Result<Process> {
+    let mut images = BTreeMap::new();
+    for version in versions {
+        images.insert(image(version), build_image(version)?);
+    }
+    let config = json!({
+        "stateDir": folder.join(STATE),
+        "hosts": {"here": {}},
+        "vmPools": {"default": {"image": images.keys().next()}},
+        "sizes": {"medium": {"cpus": 2, "memoryMib": 2048}, "small": {"cpus": 2, "memoryMib": 2048}},
+        "images": images,
+        "bridge": {
+            "name": "br-machines", "address": "192.168.150.1/24",
+            "dhcpRange": {"first": "192.168.150.101", "last": "192.168.150.199"},
+        },
+    });
+    let path = folder.join("driver.yaml");
+    fs::write(&path, config.to_string())?;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi-driver-container"));
+    command.arg("--config").arg(&path);
+    command.arg(format!("--endpoint=unix://{}", socket(folder).display()));
+    let mut driver = Process::start(management.folder(), "driver", &command)?;
+    driver
+        .wait_until(DEADLINE, async || {
+            UnixStream::connect(socket(folder)).await.is_ok()
+        })
+        .await?;
+    Ok(driver)
+}
+
+async fn start_provider(management: &ManagementCluster, folder: &Path) -> Result<Launched> {
+    let drivers = folder.join("drivers.yaml");
+    let endpoint = format!("unix://{}", socket(folder).display());
+    let entry = json!({"drivers": [{"name": "container", "grpc": {"endpoint": endpoint}}]});
+    fs::write(&drivers, entry.to_string())?;
+    let launch = Launch {
+        binary: testbed::program("capcmi-manager")?,
+        name: "provider".to_owned(),
+        drivers,
+        kubeconfig: testbed::service_account(management).await?,
+        flags: vec!["--insecure-diagnostics".to_owned()],
+    };
+    let mut provider = launch.start(management)?;
+    provider.ready(DEADLINE).await?;
+    Ok(provider)
+}
+
+fn socket(folder: &Path) -> PathBuf {
+    folder.join("driver.sock")
+}

@@ -1,0 +1,170 @@
+//! A whole cluster on machines that are system containers, with the real core and kubeadm providers, this
+//! provider and the container driver: `make test-cluster`.
+
+mod cluster;
+mod etcd;
+mod lab;
+mod reader;
+mod sandbox;
+mod steps;
+mod traces;
+mod workload;
+
+use std::{collections::BTreeSet, path::Path, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use management_cluster::eventually;
+
+use self::{
+    cluster::{Cluster, Member, Wanted},
+    lab::Lab,
+    reader::Reader,
+    steps::Steps,
+    workload::Workload,
+};
+
+/// The version that the Cluster starts with.
+const VERSION: &str = "v1.36.2";
+/// The version that it is upgraded to.
+const NEXT: &str = "v1.36.3";
+/// The Cluster as it is made.
+const FIRST: Wanted<'_> = Wanted {
+    control_planes: 1,
+    workers: 1,
+    ..WHOLE
+};
+/// The Cluster when it is scaled.
+const WHOLE: Wanted<'_> = Wanted {
+    version: VERSION,
+    control_planes: 3,
+    workers: 2,
+    without: None,
+};
+/// How long anything may take, on a computer that others use as well.
+const DEADLINE: Duration = Duration::from_mins(3);
+
+#[test]
+fn a_cluster_is_scaled_repaired_upgraded_and_deleted() -> Result<()> {
+    let name = "a_cluster_is_scaled_repaired_upgraded_and_deleted";
+    sandbox::enter(name, || lab::prepare(&[VERSION, NEXT]), live)
+}
+
+async fn live(folder: &Path) -> Result<()> {
+    let mut steps = Steps::start();
+    let lab = Lab::start(folder, &[VERSION, NEXT]).await?;
+    let before = lab.traces()?;
+    steps.done("management cluster, provider and driver run");
+
+    let cluster = Cluster::create(&lab, FIRST).await?;
+    let lived = live_in(&lab, &cluster, &mut steps).await;
+    lived.map_err(|error| error.context(format!("{}\n{}", cluster.describe(), lab.consoles())))?;
+    cluster.delete().await?;
+    eventually(DEADLINE, "a host as before", async || {
+        let now = lab.traces()?;
+        ensure!(now == before, "{now:#?} is not {before:#?}");
+        Ok(())
+    })
+    .await?;
+    steps.done("the Cluster is deleted, and nothing is left");
+    Ok(())
+}
+
+async fn live_in(lab: &Lab, cluster: &Cluster<'_>, steps: &mut Steps) -> Result<()> {
+    let workload = cluster.workload().await?;
+    steps.done("the API server answers on the VIP");
+    let lived = live_on(lab, cluster, &workload, steps).await;
+    lived.map_err(|error| error.context(workload.describe()))
+}
+
+async fn live_on(lab: &Lab, cluster: &Cluster<'_>, workload: &Workload, steps: &mut Steps) -> Result<()> {
+    workload.apply(&lab::repository().join("tests/podnet/podnet.yaml"))?;
+    cluster.members(workload, FIRST).await?;
+    steps.done("the control plane and the worker are Ready");
+
+    workload.available("kube-system", "coredns").await?;
+    reach_a_service(workload).await?;
+    steps.done("a Pod reached a Service on another Node by name");
+
+    cluster.scale(WHOLE.control_planes, WHOLE.workers)?;
+    let members = cluster.members(workload, WHOLE).await?;
+    etcd_is_of(&members)?;
+    steps.done("three control planes and two workers are Ready");
+    print_memory()?;
+
+    cluster.check_health().await?;
+    let repaired = lose_the_vip(lab, cluster, workload, steps, &members).await?;
+    etcd_is_of(&repaired)?;
+    steps.done("another machine has taken the place of the lost one");
+
+    let reader = Reader::start(workload.config().await?);
+    cluster.upgrade(NEXT).await?;
+    let wanted = Wanted {
+        version: NEXT,
+        ..WHOLE
+    };
+    let upgraded = cluster.members(workload, wanted).await?;
+    etcd_is_of(&upgraded)?;
+    steps.done("all Nodes run the next patch version");
+    println!("through the VIP meanwhile: {}", reader.stop().await?);
+    Ok(())
+}
+
+/// A Pod on the control plane calls the Pod of a worker, by the name of its Service.
+async fn reach_a_service(workload: &Workload) -> Result<()> {
+    workload.apply(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cluster/hello.yaml"))?;
+    let (asked_on, answer) = workload.succeeded("ask").await?;
+    let answered_on = workload.node_of("app=hello").await?;
+    ensure!(answer.starts_with("hello from hello-"), "{answer}");
+    ensure!(asked_on != answered_on, "both Pods are on {asked_on}");
+    Ok(())
+}
+
+/// Cuts the power of the machine with the VIP. Returns the members when it is replaced.
+async fn lose_the_vip(
+    lab: &Lab,
+    cluster: &Cluster<'_>,
+    workload: &Workload,
+    steps: &mut Steps,
+    members: &[Member],
+) -> Result<Vec<Member>> {
+    let holder = workload.holder_of_vip().await?;
+    let lost = members.iter().find(|member| member.node == holder);
+    let lost = lost.with_context(|| format!("{holder}, which holds the VIP, is no member: {members:#?}"))?;
+    lab.power_off(lost)?;
+    eventually(
+        DEADLINE,
+        "an answer through the VIP of another machine",
+        async || {
+            workload.is_alive().await?;
+            let holder = workload.holder_of_vip().await?;
+            ensure!(holder != lost.node, "{holder} still holds the VIP");
+            Ok(())
+        },
+    )
+    .await?;
+    steps.done("the VIP answers after its holder was lost");
+    let wanted = Wanted {
+        without: Some(&lost.machine),
+        ..WHOLE
+    };
+    cluster.members(workload, wanted).await
+}
+
+/// Each control-plane Node is a voting member of etcd, and nobody else.
+fn etcd_is_of(members: &[Member]) -> Result<()> {
+    let control_planes = members.iter().filter(|member| member.is_control_plane);
+    let wanted: BTreeSet<_> = control_planes.map(|member| member.node.clone()).collect();
+    let voters = etcd::members()?;
+    ensure!(
+        voters == wanted,
+        "etcd has the members {voters:?}, and not {wanted:?}"
+    );
+    Ok(())
+}
+
+fn print_memory() -> Result<()> {
+    let memory = traces::memory()?;
+    let mebibytes: Vec<_> = memory.iter().map(|bytes| bytes >> 20).collect();
+    println!("memory of each machine, MiB: {mebibytes:?}");
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! The namespaces that a test runs in, so that it touches nothing of its host.
+
+use std::{
+    env,
+    ffi::OsStr,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+/// Set inside of the namespaces, to the folder of the run.
+const FOLDER: &str = "CAPCMI_CLUSTER_FOLDER";
+
+/// Runs the body of a test in new network, mount and PID namespaces: the test runs itself again in them. All
+/// processes in them end with that process, and all mounts and interfaces with the last process. `prepare`
+/// runs before, with the network of the host, and returns a folder for the files of the run.
+///
+/// # Errors
+/// When the namespaces can't be made, or the body fails.
+pub fn enter(
+    test: &str,
+    prepare: impl FnOnce() -> Result<PathBuf>,
+    body: impl AsyncFnOnce(&Path) -> Result<()>,
+) -> Result<()> {
+    if let Some(folder) = env::var_os(FOLDER) {
+        return inside(Path::new(&folder), body);
+    }
+    outside(test, &prepare()?)
+}
+
+fn outside(test: &str, below: &Path) -> Result<()> {
+    let folder = tempfile::Builder::new().prefix("cluster-").tempdir_in(below)?;
+    let status = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "unshare"])
+        .args([
+            "--net",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+        ])
+        // Reaps the processes whose parents have ended.
+        .args(["tini", "--"])
+        .arg(env::current_exe()?)
+        .args(["--exact", test, "--nocapture"])
+        .env(FOLDER, folder.path())
+        .env("TMPDIR", folder.path())
+        .stdin(Stdio::null())
+        .status()
+        .context("entering new namespaces, which needs root")?;
+    if !status.success() {
+        // The logs of the management cluster, and the consoles of the machines.
+        println!("logs are kept in {}", folder.keep().display());
+    }
+    ensure!(
+        status.success(),
+        "the test failed inside of its namespaces: {status}"
+    );
+    Ok(())
+}
+
+fn inside(folder: &Path, body: impl AsyncFnOnce(&Path) -> Result<()>) -> Result<()> {
+    run("ip", ["link", "set", "lo", "up"])?;
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?
+        .block_on(body(folder))
+}
+
+/// Runs a program and returns its output.
+///
+/// # Errors
+/// When it can't be started or fails; with its standard error.
+pub fn run(program: &str, arguments: impl IntoIterator<Item: AsRef<OsStr>>) -> Result<String> {
+    output(Command::new(program).args(arguments))
+}
+
+/// As [`run`], of a prepared command.
+///
+/// # Errors
+/// As [`run`].
+pub fn output(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("running {command:?}"))?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?} failed: {errors}");
+    String::from_utf8(output.stdout).context("the output is no text")
+}
