@@ -152,12 +152,15 @@ e2e-libvirt: ## Have a Debian guest with a real kubelet join through the libvirt
 	$(CARGO) build --locked --bin capcmi-manager --bin capcmi --example quickstart
 	$(TEST_LIBVIRT) --test kubelet -- --ignored --nocapture
 
-# What it builds first needs the network. The test itself runs without one.
+TEST_CLUSTER = --workspace $(WITHOUT_LIBVIRT) --features capcmi-driver-container/root-tests --test cluster --locked
+
+# Its builds need the network. The test itself runs without one.
 .PHONY: test-cluster
 test-cluster: ## Make a cluster of system containers; scale, break, upgrade and delete it. As root it installs what it needs from Debian.
 	@drivers/container/tests/containers/lab/prepare.sh
 	@images/node/prepare.sh
-	$(TEST) --features capcmi-driver-container/root-tests --test cluster -- --nocapture
+	$(CARGO) clippy $(TEST_CLUSTER) -- -D warnings
+	$(CARGO) test $(TEST_CLUSTER) -- --nocapture
 
 .PHONY: lint-python
 lint-python: ## Check format and lints of the Python drivers.

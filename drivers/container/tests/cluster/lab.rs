@@ -27,7 +27,7 @@ const DEADLINE: Duration = Duration::from_mins(3);
 pub struct Lab {
     _provider: Launched,
     _kubeadm: KubeadmProviders,
-    _driver: Process,
+    driver: Process,
     /// The namespace of the Cluster.
     pub namespace: String,
     /// The management cluster.
@@ -66,7 +66,7 @@ impl Lab {
         Ok(Self {
             _provider: provider,
             _kubeadm: kubeadm,
-            _driver: driver,
+            driver,
             namespace,
             management,
             folder: folder.to_owned(),
@@ -93,6 +93,16 @@ impl Lab {
         shown.unwrap_or_else(|error| format!("{error:#}"))
     }
 
+    /// Ends the driver, which then removes its bridge.
+    pub async fn stop_driver(&mut self) -> Result<()> {
+        let ended = self.driver.terminate(DEADLINE).await?;
+        ensure!(
+            ended.is_some_and(|status| status.success()),
+            "the driver ended with {ended:?}"
+        );
+        Ok(())
+    }
+
     /// Cuts the power of a machine: its processes end, and its network interface with them.
     pub fn power_off(&self, member: &Member) -> Result<()> {
         let runtime = StateFolder::new(&self.folder.join(STATE)).runtime();
@@ -108,6 +118,20 @@ impl Lab {
             ],
         )?;
         Ok(())
+    }
+}
+
+impl Drop for Lab {
+    /// After a failure there are machines, whose cgroups would outlive the namespaces of the test.
+    fn drop(&mut self) {
+        let runtime = StateFolder::new(&self.folder.join(STATE)).runtime();
+        for container in fs::read_dir(&runtime).into_iter().flatten().flatten() {
+            let id = container.file_name().to_string_lossy().into_owned();
+            let root = runtime.display().to_string();
+            if let Err(error) = run("runc", ["--root", &root, "delete", "--force", &id]) {
+                println!("machine {id} is left: {error:#}");
+            }
+        }
     }
 }
 

@@ -51,7 +51,7 @@ fn a_cluster_is_scaled_repaired_upgraded_and_deleted() -> Result<()> {
 
 async fn live(folder: &Path) -> Result<()> {
     let mut steps = Steps::start();
-    let lab = Lab::start(folder, &[VERSION, NEXT]).await?;
+    let mut lab = Lab::start(folder, &[VERSION, NEXT]).await?;
     let before = lab.traces()?;
     steps.done("management cluster, provider and driver run");
 
@@ -59,13 +59,15 @@ async fn live(folder: &Path) -> Result<()> {
     let lived = live_in(&lab, &cluster, &mut steps).await;
     lived.map_err(|error| error.context(format!("{}\n{}", cluster.describe(), lab.consoles())))?;
     cluster.delete().await?;
+    steps.done("the Cluster is deleted");
+    lab.stop_driver().await?;
     eventually(DEADLINE, "a host as before", async || {
         let now = lab.traces()?;
         ensure!(now == before, "{now:#?} is not {before:#?}");
         Ok(())
     })
     .await?;
-    steps.done("the Cluster is deleted, and nothing is left");
+    steps.done("nothing is left");
     Ok(())
 }
 
@@ -106,11 +108,14 @@ async fn live_on(lab: &Lab, cluster: &Cluster<'_>, workload: &Workload, steps: &
     etcd_is_of(&upgraded)?;
     steps.done("all Nodes run the next patch version");
     println!("through the VIP meanwhile: {}", reader.stop().await?);
+    reach_a_service(workload).await?;
+    steps.done("a Pod reached the Service again");
     Ok(())
 }
 
 /// A Pod on the control plane calls the Pod of a worker, by the name of its Service.
 async fn reach_a_service(workload: &Workload) -> Result<()> {
+    workload.kubectl(&["delete", "pod", "ask", "--ignore-not-found"])?;
     workload.apply(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cluster/hello.yaml"))?;
     let (asked_on, answer) = workload.succeeded("ask").await?;
     let answered_on = workload.node_of("app=hello").await?;

@@ -51,7 +51,6 @@ fn outside(test: &str, below: &Path) -> Result<()> {
         .status()
         .context("entering new namespaces, which needs root")?;
     if !status.success() {
-        // The logs of the management cluster, and the consoles of the machines.
         println!("logs are kept in {}", folder.keep().display());
     }
     ensure!(

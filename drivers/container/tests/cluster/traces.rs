@@ -23,13 +23,15 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// Looks at the host and at the driver's folder.
+    /// Looks at the host and at the driver's state folder.
     ///
     /// # Errors
     /// When something can't be read.
     pub fn find(folder: &Path) -> Result<Self> {
         let mut files = BTreeSet::new();
-        walk(folder, &mut files)?;
+        for kept in ["machines", "scratch", "runtime"] {
+            walk(&folder.join(kept), &mut files)?;
+        }
         let lines = |path: &str, field: fn(&str) -> Option<&str>| -> Result<BTreeSet<String>> {
             let text = fs::read_to_string(path).with_context(|| path.to_owned())?;
             Ok(text.lines().filter_map(field).map(str::to_owned).collect())
