@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 
 use super::Root;
+use super::root::has_extension;
 
 /// Drivers pass bootstrap data on a disk.
 const DATA_SOURCES: [&str; 2] = ["NoCloud", "ConfigDrive"];
@@ -38,7 +39,7 @@ pub(super) fn cloud_init(root: &Root) -> Result<String> {
 /// The data sources of the last file that has them, and the file.
 fn data_sources(root: &Root) -> Result<Option<(String, Vec<String>)>> {
     let names = root.names("etc/cloud/cloud.cfg.d")?;
-    let files = names.iter().filter(|name| name.ends_with(".cfg")).rev();
+    let files = names.iter().filter(|name| has_extension(name, "cfg")).rev();
     let files = files.map(|name| format!("etc/cloud/cloud.cfg.d/{name}"));
     for file in files.chain(["etc/cloud/cloud.cfg".to_owned()]) {
         let config: Option<CloudConfig> = serde_saphyr::from_str(&root.text(&file)?)
@@ -81,7 +82,7 @@ pub(super) fn swap(root: &Root) -> Result<String> {
     }
     for name in root.names("etc/systemd/system")? {
         ensure!(
-            !name.ends_with(".swap"),
+            !has_extension(&name, "swap"),
             "/etc/systemd/system/{name} turns swap on: remove the unit"
         );
     }

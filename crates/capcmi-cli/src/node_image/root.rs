@@ -101,6 +101,13 @@ impl Root {
     }
 }
 
+/// Whether a file's name has an extension.
+pub(super) fn has_extension(name: &str, extension: &str) -> bool {
+    Path::new(name)
+        .extension()
+        .is_some_and(|found| found == extension)
+}
+
 fn or_empty<T: Default>(read: io::Result<T>) -> io::Result<T> {
     match read {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
