@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// All that belongs to machines, as text.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Traces {
     /// Processes in other namespaces than this one.
     processes: BTreeSet<String>,
@@ -43,6 +43,23 @@ impl Traces {
             cgroups: empty_cgroups()?,
             files,
         })
+    }
+}
+
+impl Traces {
+    /// The traces that were not there before.
+    pub fn since<'a>(&'a self, before: &'a Self) -> Vec<&'a String> {
+        let kinds: [fn(&Self) -> &BTreeSet<String>; 5] = [
+            |traces| &traces.processes,
+            |traces| &traces.mounts,
+            |traces| &traces.interfaces,
+            |traces| &traces.cgroups,
+            |traces| &traces.files,
+        ];
+        kinds
+            .iter()
+            .flat_map(|kind| kind(self).difference(kind(before)))
+            .collect()
     }
 }
 
