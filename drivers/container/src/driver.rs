@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cmi_driver::{
-    Capabilities, ClassDescription, Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
-    DeleteMachineResponse, DescribeClassRequest, Driver, GetMachineStatusRequest, InitializeMachineRequest,
-    JsonPointer, ListMachinesRequest, ListZonesRequest, ListedMachine, Machine, MachineRef, Operation,
-    PluginInfo, ProviderId, Readiness, RestartMachineRequest, Result, SecretValue, ShutDownMachineRequest,
-    ShutDownMachineResponse, Status, USER_DATA, USER_DATA_FORMAT, UpdateMachineRequest, Zone, async_trait,
-    is_dns_subdomain,
+    Capabilities, ClassDescription, Code, Console, CreateMachineRequest, DeclaredCapabilities,
+    DeleteMachineRequest, DeleteMachineResponse, DescribeClassRequest, Driver, GetConsoleRequest,
+    GetMachineStatusRequest, InitializeMachineRequest, JsonPointer, ListMachinesRequest, ListZonesRequest,
+    ListedMachine, Machine, MachineRef, Operation, PluginInfo, ProviderId, Readiness, RestartMachineRequest,
+    Result, SecretValue, ShutDownMachineRequest, ShutDownMachineResponse, Status, USER_DATA,
+    USER_DATA_FORMAT, UpdateMachineRequest, Zone, async_trait, is_dns_subdomain,
 };
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
@@ -24,13 +24,14 @@ use crate::spec::{self, MachineSpec, SIZE, TAGS, Tagged};
 /// Name of the driver.
 pub const NAME: &str = "container.capcmi.io";
 /// The optional calls that this driver implements.
-const OFFERED: [Operation; 8] = [
+const OFFERED: [Operation; 9] = [
     Operation::GetMachineStatus,
     Operation::ListMachines,
     Operation::InitializeMachine,
     Operation::ShutDownMachine,
     Operation::UpdateMachine,
     Operation::RestartMachine,
+    Operation::GetConsole,
     Operation::ListZones,
     Operation::DescribeClass,
 ];
@@ -277,6 +278,11 @@ impl Driver for ContainerDriver {
     async fn restart_machine(&self, request: RestartMachineRequest) -> Result<()> {
         let asked = MachineCall::read(&request.machine, Some(&request.provider_id))?.possible()?;
         self.on(&asked, Machines::restart).await
+    }
+
+    async fn get_console(&self, request: GetConsoleRequest) -> Result<Console> {
+        let asked = MachineCall::read(&request.machine, Some(&request.provider_id))?.possible()?;
+        self.on(&asked, Machines::console).await
     }
 
     async fn list_zones(&self, request: ListZonesRequest) -> Result<Vec<Zone>> {

@@ -5,6 +5,7 @@
 
 mod bundle;
 pub mod config;
+mod console;
 mod driver;
 mod errors;
 pub mod identity;

@@ -10,17 +10,19 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 
 use cmi_driver::{
-    Address, AddressType, Code, ListedMachine, Machine, PowerState, Result, Status, UpdateMachineRequest,
+    Address, AddressType, Code, Console, ListedMachine, Machine, PowerState, Result, Status,
+    UpdateMachineRequest,
 };
 use jiff::{SignedDuration, Timestamp};
 
 use crate::config::Config;
+use crate::console;
 use crate::errors::status;
 use crate::identity::MachineKey;
 use crate::network::Network;
 use crate::programs::Programs;
 use crate::record::Record;
-use crate::runtime::{Container, Runtime};
+use crate::runtime::{CONSOLE_LOG, Container, Runtime};
 use crate::spec::{MachineSpec, Tagged};
 use crate::state::{self, StateFolder};
 
@@ -133,6 +135,15 @@ impl Machines {
             Lookup::Ours(record) => Ok(*record),
             Lookup::Nothing | Lookup::Other => Err(not_found(key)),
         }
+    }
+
+    /// Reads the console of a machine.
+    ///
+    /// # Errors
+    /// Those of [`Machines::find`], and when the log cannot be read.
+    pub fn console(&self, key: &MachineKey) -> Result<Console> {
+        self.find(key)?;
+        console::read(&self.folder(key).join(CONSOLE_LOG))
     }
 
     /// Lists the machines of a cluster.

@@ -18,6 +18,8 @@ use crate::state::StateFolder;
 
 /// Mounts the root file system and creates the container.
 const START: &str = include_str!("start.sh");
+/// The file of a console's output in a machine's folder.
+pub const CONSOLE_LOG: &str = "console.log";
 /// The real-time signal 4: systemd powers off.
 const POWER_OFF: &str = "38";
 /// The largest console log, bytes. conmon starts the file again when it is full.
@@ -149,7 +151,7 @@ impl Runtime<'_> {
             format!("--bundle={}", folder.display()),
             format!("--runtime={}", runtime.display()),
             format!("--runtime-arg=--root={}", self.state.runtime().display()),
-            format!("--log-path=k8s-file:{}", folder.join("console.log").display()),
+            format!("--log-path=k8s-file:{}", folder.join(CONSOLE_LOG).display()),
             format!("--log-size-max={MAX_CONSOLE}"),
             format!("--conmon-pidfile={}/pid", own.display()),
             // By default, conmon writes this file into the driver's working folder.

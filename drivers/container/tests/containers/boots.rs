@@ -5,8 +5,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use cmi_driver::{
-    AddressType, Code, CreateMachineRequest, DeleteMachineRequest, Driver as _, GetMachineStatusRequest,
-    Machine, MachineRef, PowerState, RestartMachineRequest, ShutDownMachineRequest,
+    AddressType, Code, CreateMachineRequest, DeleteMachineRequest, Driver as _, GetConsoleRequest,
+    GetMachineStatusRequest, Machine, MachineRef, PowerState, RestartMachineRequest, ShutDownMachineRequest,
 };
 use cmi_grpc::client::GrpcDriver;
 use serde_json::json;
@@ -84,6 +84,16 @@ async fn a_machine_boots_powers_off_and_restarts() -> Result<()> {
         console.contains(&uuid.replace('-', "")),
         "another machine id: {console}"
     );
+    let request = GetConsoleRequest {
+        machine: machine.clone(),
+        provider_id: made.provider_id.clone(),
+    };
+    let answered = driver.get_console(request).await?;
+    let shown = answered
+        .as_str()
+        .lines()
+        .any(|line| line.starts_with("boot of boots "));
+    ensure!(shown, "{}", answered.as_str());
     // The first line of the console is still there after many more.
     ensure!(console.contains("running in system mode"), "{console}");
     let written = fs::read_to_string(lab.machine("boots", CLUSTER).join("upper/root/panic"))?;
