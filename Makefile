@@ -89,9 +89,9 @@ test-rust:
 # `lifecycle::hold` is the other half of a test, which starts it. The soak is a short one here.
 .PHONY: test-all
 test-all: SOAK_SECONDS = 60
-test-all: test-python ## Run everything but e2e-libvirt: long cases, the container and libvirt drivers, bench-counts and fuzz; about two hours.
+test-all: test-python ## Run everything but e2e-libvirt: long cases, a whole cluster, the container and libvirt drivers, bench-counts and fuzz; two hours.
 	$(SOAK) PROPTEST_CASES=2000 $(TEST) --no-fail-fast -- --include-ignored --exact --skip lifecycle::hold
-	$(MAKE) test-container test-libvirt bench-counts fuzz
+	$(MAKE) test-container test-cluster test-libvirt bench-counts fuzz
 
 # The first time it makes a virtual environment in the user's cache folder.
 IN_PYTHON = cd examples/drivers/python && "$$(./environment.sh)/bin/python" -m
