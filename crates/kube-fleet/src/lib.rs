@@ -14,10 +14,11 @@
 //! An object at rest takes about a tenth of its JSON. Scans unpack no object.
 //!
 //! # Guarantees
-//! * The store has an object before its change is reported, and keeps its content until a list is complete.
-//! * A list after an outage reports what a watch would have reported, deletions first.
-//! * An object has one reconcile at a time, and a request while it runs leads to one more.
-//! * After a shutdown no reconcile begins, and the running ones end.
+//!
+//! * The store has an object before its change is reported. It keeps its content until a list is complete.
+//! * A list after an outage reports the same changes as a watch, deletions first.
+//! * An object has one reconcile at a time. A request during a reconcile leads to one more.
+//! * After a shutdown, no reconcile begins. Running reconciles finish.
 //!
 //! # Example
 //! ```no_run

@@ -1,4 +1,4 @@
-//! Removes a machine, or what is left of one.
+//! Removes a machine, or the rest of a machine after an interrupted deletion.
 
 use cmi_driver::{Code, Result, Status};
 use virt::connect::Connect;
@@ -12,11 +12,11 @@ use crate::identity::MachineKey;
 use crate::metadata::Record;
 use crate::storage_pool;
 
-/// Removes the machine with everything that was made for it: first the volumes, then the domain, since the
-/// machine exists as long as its domain does. There may be nothing left, or only a part.
+/// Removes the machine: first its volumes, then its domain. The machine exists as long as its domain does.
+/// A repeated call removes the rest.
 ///
 /// # Errors
-/// Those of the host; a repeat finds what is left.
+/// Returns the errors of the host.
 pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> Result<()> {
     match look(connect, key)? {
         Lookup::Ours(mut vm) => {
@@ -41,12 +41,12 @@ pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> 
     }
 }
 
-/// Removes the machine from a host that, as far as is known, can't have it. A host that does not answer, or
-/// lacks what the look-up takes, counts as one that is down: it does not hold up the deletion on the host
-/// that has the machine. Whatever is found is removed all the same.
+/// Removes the machine from a host that is not expected to have it. A host that does not answer, or cannot
+/// serve the look-up, counts as down: the deletion on the machine's own host must not wait for it. If the
+/// machine is found here, it is removed.
 ///
 /// # Errors
-/// Those of removing what was found.
+/// Returns the errors of the removal.
 pub fn delete_where_it_can_not_be(connect: &Connect, key: &MachineKey) -> Result<()> {
     let unseen = |status: Status| {
         tracing::debug!(
@@ -130,8 +130,8 @@ fn remove(volumes: Vec<StorageVol>) -> Result<()> {
 }
 
 /// Has libvirt reread a pool: libvirt does not know of console logs that its log daemon has put aside, nor of
-/// snapshots outside of the disk. A pool that does not exist has no volumes; one that is not active is an
-/// error, since its volumes are not visible.
+/// snapshots outside of the disk. A pool that does not exist has no volumes. An inactive pool is an error,
+/// since its volumes are not visible.
 fn refresh(connect: &Connect, name: &str) -> Result<()> {
     let failed = |error| status(&format!("looking for storage pool `{name}`"), error);
     let pool = match StoragePool::lookup_by_name(connect, name) {
