@@ -1,6 +1,7 @@
-//! The addresses of a guest, and a bound on the time that its agent takes. This module makes the call itself:
-//! a guest agent may report an interface without a hardware address, which the crate's binding reads as if it
-//! were there, so that a guest could crash the driver with it.
+//! The addresses of a guest, and a time limit for its agent.
+//!
+//! This module calls libvirt's C library itself. The binding assumes that each interface has a hardware
+//! address. A guest agent may report one without, and could crash the driver that way.
 
 #![allow(unsafe_code)]
 
@@ -15,8 +16,8 @@ use virt::error::Error;
 pub enum Source {
     /// The agent in the guest, where one runs.
     Agent,
-    /// The leases of the host's DHCP server. An old lease may be left for a hardware address, so every
-    /// machine has a hardware address of its own.
+    /// The leases of the host's DHCP server. Old leases remain, so every machine has a unique hardware
+    /// address.
     Lease,
     /// The host's ARP table: the neighbours that the host has seen.
     Arp,
@@ -35,17 +36,17 @@ impl Source {
     }
 }
 
-/// How long the agent in a guest may take to answer, in seconds. libvirt itself waits for ever, so that a
-/// guest could keep the driver from its host.
+/// How long the agent in a guest may take to answer, in seconds. Without this limit libvirt waits forever,
+/// and a guest could block the driver's connections to its host.
 const AGENT_TIMEOUT: i32 = 2;
 
-/// Bounds the time that the agent in the guest may take for each answer.
+/// Limits how long the agent in the guest may take for each answer.
 pub fn bound_agent(domain: &Domain) {
     // SAFETY: the domain is valid as long as it is borrowed.
     let bounded = unsafe { virt_sys::virDomainAgentSetResponseTimeout(domain.as_ptr(), AGENT_TIMEOUT, 0) };
     if bounded < 0 {
         let error = Error::last_error();
-        tracing::debug!(%error, "the answers of a guest's agent are not bounded in time");
+        tracing::debug!(%error, "cannot limit how long the guest agent may take");
     }
 }
 
@@ -64,8 +65,8 @@ pub fn of(domain: &Domain, source: Source, mac: &str) -> Result<Vec<String>, Err
     };
     let mut found = Vec::new();
     for index in 0..count {
-        // SAFETY: libvirt made an array of `count` interfaces, each with `naddrs` addresses, and passed on
-        // its ownership. Each interface is freed once, after the parts of it that are kept were copied.
+        // SAFETY: libvirt allocated `count` interfaces with `naddrs` addresses each, and passed on their
+        // ownership. Each interface is freed once, after its texts were copied.
         unsafe {
             let interface = *interfaces.add(index);
             if text((*interface).hwaddr).is_some_and(|address| address.eq_ignore_ascii_case(mac)) {
@@ -75,7 +76,7 @@ pub fn of(domain: &Domain, source: Source, mac: &str) -> Result<Vec<String>, Err
             virt_sys::virDomainInterfaceFree(interface);
         }
     }
-    // SAFETY: the C library's allocator made the array itself, and nothing in it is used any more.
+    // SAFETY: libvirt allocated the array with the C library's allocator, and this is its last use.
     unsafe { libc::free(interfaces.cast()) };
     Ok(found)
 }
@@ -97,7 +98,7 @@ unsafe fn text(pointer: *const c_char) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// The test driver of libvirt has a guest, with an interface whose address it makes up.
+    /// libvirt's test driver has a guest with an interface, and invents its address.
     #[test]
     fn addresses_are_those_of_the_interface_that_is_meant() {
         virt::error::clear_error_callback();

@@ -1,4 +1,4 @@
-//! The configuration of the driver: hosts, and what machines are made of.
+//! The configuration of the driver: hosts, pools, sizes and images.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,8 +16,8 @@ pub struct Config {
     /// KVM on hosts where no guest boots with it.
     #[garde(skip)]
     pub virt_type: VirtType,
-    /// The hosts by name. Each is a failure domain, and its name stands in the ProviderIDs of its VMs: it
-    /// has to stay. Required.
+    /// The hosts by name. Each is a failure domain. The ProviderIDs of its VMs contain its name, so it must
+    /// not change. Required.
     #[garde(length(min = 1), custom(dns_labels), dive)]
     pub hosts: BTreeMap<String, Host>,
     /// The pools that `vmPool` of a provider spec names. Required.
@@ -92,8 +92,8 @@ pub struct Size {
     pub memory_mib: u64,
 }
 
-/// An image that machines boot from: a volume that the root file system of each of these machines is a layer
-/// upon. Nothing writes to it, and it may not change as long as a machine uses it.
+/// An image that machines boot from. Each root file system is a layer on this volume. Nothing writes to the
+/// volume, and it must not change while a machine uses it.
 #[derive(Clone, Debug, Deserialize, Validate)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Image {
@@ -147,7 +147,7 @@ pub enum Firmware {
     Bios,
     /// UEFI that starts any boot loader; the host needs OVMF.
     Efi,
-    /// UEFI that starts only what is signed with the keys that the host's OVMF has enrolled.
+    /// UEFI that starts only boot loaders signed with a key enrolled in the host's OVMF.
     EfiSecureBoot,
 }
 
@@ -179,9 +179,9 @@ impl Config {
     /// Reads a file and checks it.
     ///
     /// # Errors
-    /// What is wrong with the file, and where.
+    /// The file can't be read, or a value is invalid; the error gives its path.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
-        let what = || format!("the driver's configuration {} can't be used", path.display());
+        let what = || format!("cannot use the driver's configuration file {}", path.display());
         let text = std::fs::read_to_string(path).with_context(what)?;
         Self::parse(&text).with_context(what)
     }
@@ -189,7 +189,8 @@ impl Config {
     /// Parses a text and checks it.
     ///
     /// # Errors
-    /// What is wrong with the text, and where. No snippet of it is shown: a URI may hold a password.
+    /// A value is invalid; the error gives its path. It shows no snippet of the text, since a URI may contain
+    /// a password.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         let options = serde_saphyr::options! { with_snippet: false };
         let config: Self = serde_saphyr::from_str_with_options_valid(text, options).map_err(|error| {
@@ -206,16 +207,16 @@ impl Config {
         for (name, pool) in &self.vm_pools {
             if !self.images.contains_key(&pool.image) {
                 anyhow::bail!(
-                    "vmPools.{name}.image: there is no image `{}`; `images` has to name it",
+                    "vmPools.{name}.image: image `{}` is not in `images`: add it there",
                     pool.image
                 );
             }
             if let Some(hosts) = &pool.hosts {
                 if hosts.is_empty() {
-                    anyhow::bail!("vmPools.{name}.hosts: no host is named; leave it out for all hosts");
+                    anyhow::bail!("vmPools.{name}.hosts: the list is empty: omit it to use all hosts");
                 }
                 if let Some(host) = hosts.iter().find(|host| !self.hosts.contains_key(*host)) {
-                    anyhow::bail!("vmPools.{name}.hosts: there is no host `{host}`; `hosts` has to name it");
+                    anyhow::bail!("vmPools.{name}.hosts: host `{host}` is not in `hosts`: add it there");
                 }
             }
         }
@@ -229,19 +230,19 @@ impl Config {
     }
 }
 
-/// Returns a message with paths as the file has them: the parser spells only the last key of a path so.
+/// Spells all keys of a path as in the file: the parser does so only for the last key.
 fn as_written(message: &str) -> String {
     message
         .replace(" vm_pools.", " vmPools.")
         .replace(".direct_boot.", ".directBoot.")
 }
 
-/// Returns the path of the value that can't be read, such as `vmPools.default.image`. The parser knows the
-/// path of a value that it validates, but not of one that it can't read, so the text is read once more.
+/// Returns the path of the value that can't be read, such as `vmPools.default.image`. The parser reports
+/// paths only for values that it can read but that are invalid, so this function parses the text again.
 fn unreadable_place(text: &str) -> Option<String> {
     let options = serde_saphyr::options! { with_snippet: false };
     let mut place = None;
-    // The error is known already; or the text did not pass the validation, whose error names the path itself.
+    // The caller has the parser's error already, and reports it.
     let _ = serde_saphyr::with_deserializer_from_str_with_options(text, options, |deserializer| {
         let read = serde_path_to_error::deserialize::<_, Config>(deserializer);
         read.map(drop).map_err(|error| {
@@ -256,14 +257,14 @@ fn unreadable_place(text: &str) -> Option<String> {
 fn dns_labels<T, C>(named: &BTreeMap<String, T>, _: &C) -> garde::Result {
     match named.keys().find(|name| !is_dns_label(name)) {
         Some(name) => Err(garde::Error::new(format!(
-            "`{name}` is no DNS label: lower case letters, digits and `-`, at most 63"
+            "`{name}` is not a DNS label: use at most 63 lower case letters, digits and `-`"
         ))),
         None => Ok(()),
     }
 }
 
-/// The transports by which a host may be reached. `tcp` would let in whatever can connect to the host's port,
-/// and `ext` would run a program.
+/// The allowed transports. `tcp` would accept every client that can connect to the host's port, and `ext`
+/// would run a program.
 const TRANSPORTS: [&str; 5] = ["unix", "tls", "ssh", "libssh", "libssh2"];
 
 fn qemu_uri<C>(uri: &str, _: &C) -> garde::Result {
@@ -277,11 +278,11 @@ fn qemu_uri<C>(uri: &str, _: &C) -> garde::Result {
     match transport {
         Some(known) if TRANSPORTS.contains(&known) => Ok(()),
         Some("tcp") => Err(garde::Error::new(
-            "`qemu+tcp://` neither encrypts nor authenticates, and the connection is as good as root's: take \
-             `qemu+tls://` or `qemu+ssh://`",
+            "`qemu+tcp://` gives root access without encryption or authentication: use `qemu+tls://` or \
+             `qemu+ssh://`",
         )),
         Some(_) | None => Err(garde::Error::new(
-            "it has to begin with `qemu:///`, `qemu+unix://`, `qemu+tls://` or `qemu+ssh://`",
+            "the URI must begin with `qemu:///`, `qemu+unix://`, `qemu+tls://` or `qemu+ssh://`",
         )),
     }
 }
@@ -292,7 +293,7 @@ fn is_sha256<C>(text: &str, _: &C) -> garde::Result {
         return Ok(());
     }
     Err(garde::Error::new(
-        "it has to be 64 hexadecimal digits in lower case, as `sha256sum` prints them",
+        "must be 64 lower case hexadecimal digits, as `sha256sum` prints them",
     ))
 }
 
@@ -300,13 +301,13 @@ fn absolute<C>(path: &str, _: &C) -> garde::Result {
     if path.starts_with('/') {
         return Ok(());
     }
-    Err(garde::Error::new("the path on the host has to be absolute"))
+    Err(garde::Error::new("the path on the host must be absolute"))
 }
 
 fn either_network_or_bridge(has_bridge: bool) -> impl FnOnce(&Option<String>, &()) -> garde::Result {
     move |network, ()| {
         if network.is_some() == has_bridge {
-            return Err(garde::Error::new("either `network` or `bridge` has to be given"));
+            return Err(garde::Error::new("set either `network` or `bridge`"));
         }
         Ok(())
     }
@@ -401,7 +402,7 @@ images:
         let tcp = EXAMPLE.replace("qemu:///system", "qemu+tcp://a/system");
         let message = format!("{:#}", Config::parse(&tcp).unwrap_err());
         assert!(
-            message.contains("neither encrypts nor authenticates"),
+            message.contains("without encryption or authentication"),
             "{message}"
         );
     }

@@ -1,15 +1,16 @@
 //! Connections to the libvirt of a host.
 //!
-//! Every call of libvirt blocks, also the one that closes a connection, so no call is made on a thread of the
-//! runtime. A connection is closed on a thread that nothing waits for, neither the next call nor the end of
-//! the process: the host may hang. A connection is lent to one job at a time, which runs on a thread that may
-//! block; each host has a few connections, so that a long job does not hold up all others.
+//! Every libvirt call blocks, including the call that closes a connection, so none runs on a thread of the
+//! async runtime. Each connection is lent to one job at a time, and the job runs on a blocking thread. A host
+//! has a few connections, so that a long job does not delay all others. A connection is closed on its own
+//! thread, and nothing waits for that thread: the host may hang.
 //!
-//! A call that finds no idle connection starts an attempt to open one, and waits for it for a bounded time.
-//! The attempt continues without the call, and the connection that it opens belongs to the host: a host that
-//! takes longer to connect to than calls wait has a connection for the next call. There is one attempt at a
-//! time, and all waiting calls share it. After a failure the next attempt waits a moment, and its calls wait
-//! with it: the result of an attempt that began before a call says nothing about the host as it is now.
+//! A call that finds no idle connection starts an attempt to open one, and waits for it with a time limit.
+//! Only one attempt runs at a time, and all waiting calls share it. The attempt outlives the call. On a host
+//! that is slow to connect, the new connection therefore serves a later call.
+//!
+//! After a failure the next attempt starts after a short pause. Calls wait for that attempt, because the
+//! result of an attempt that began before the call may be outdated.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,22 +27,22 @@ use crate::errors;
 
 /// Connections to a host, and so jobs on it at the same time.
 const MAX_CONNECTIONS: usize = 4;
-/// How long a call waits for a connection while all of them have jobs: longer than a daemon that hangs keeps
-/// its jobs, so that a host which is merely busy is not taken for one that is unreachable.
+/// How long a call waits for a connection while all are in use. It is longer than a hanging daemon can hold
+/// its jobs. A busy host therefore does not count as unreachable.
 const QUEUE_TIMEOUT: Duration = Duration::from_mins(1);
-/// How long a call waits for a new connection, from when the call needs one: where the daemon is stopped,
-/// libvirt itself waits for ever.
+/// How long a call waits for a new connection, from when the call needs one. libvirt itself waits forever for
+/// a daemon that is stopped.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long an attempt to open a connection is the only one. After that time it may hang for ever, as where
-/// the host lost its power during the attempt.
+/// How long an attempt to open a connection excludes other attempts. It may hang forever, for example when
+/// the host loses power.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_mins(1);
-/// The most attempts that hang beside the latest one: each has a thread.
+/// How many attempts may hang beside the latest one: each occupies a thread.
 const MAX_HUNG: usize = 16;
 /// The back-off after a failed attempt to connect to a host.
 const BETWEEN_TRIES: Duration = Duration::from_secs(1);
 /// How long a call waits for its job. A job that takes longer continues, and a later call finds its result.
 const JOB_TIMEOUT: Duration = Duration::from_mins(10);
-/// How often a silent daemon is asked whether it is still there, in seconds, and how many questions may go
+/// How often libvirt sends a keep-alive message to a silent daemon, in seconds, and how many may stay
 /// unanswered.
 const KEEPALIVE: (i32, u32) = (5, 5);
 
@@ -54,11 +55,11 @@ pub struct Host {
     /// Opens a connection. Blocks.
     opener: fn(&str, &str) -> Result<Connection>,
     connections: Mutex<Connections>,
-    /// One permit for each idle connection: the call that waited longest gets the next.
+    /// One permit for each idle connection. Calls get permits in the order in which they began to wait.
     idle: Semaphore,
-    /// Wakes the calls that wait for a connection: an attempt has ended, or a new one may begin.
+    /// Wakes the calls that wait for a connection when an attempt ends, or a new one may begin.
     changed: Notify,
-    /// Each lent connection holds a clone, so that the count of clones is the count of jobs.
+    /// Each lent connection holds a clone, so the reference count gives the number of jobs.
     lent: Arc<()>,
     /// Whether a connection was ever open.
     was_there: AtomicBool,
@@ -102,7 +103,7 @@ enum AfterFailure {
     Fail,
 }
 
-/// A connection, which a thread of its own closes after this value is dropped.
+/// A connection. Dropping it closes it on a thread of its own, which may block.
 #[derive(Debug)]
 struct Connection(Connect);
 
@@ -113,12 +114,12 @@ impl Connection {
         let (interval, count) = KEEPALIVE;
         // Drivers without a network connection have no keep-alive.
         if let Err(error) = connection.0.set_keep_alive(interval, count) {
-            tracing::debug!(host, %error, "the connection is not kept alive");
+            tracing::debug!(host, %error, "cannot enable keep-alive on a connection");
         }
         Ok(connection)
     }
 
-    /// The state that libvirt knows locally: the host is not asked.
+    /// Whether libvirt considers the connection open. Sends nothing to the host.
     fn is_alive(&self) -> bool {
         self.0.is_alive().unwrap_or(false)
     }
@@ -131,7 +132,7 @@ impl Drop for Connection {
         close(&mut self.0);
         let closing = std::thread::Builder::new().spawn(move || close(&mut last));
         if let Err(error) = closing {
-            tracing::warn!(%error, "a connection stays open: no thread could be started to close it");
+            tracing::warn!(%error, "cannot start a thread to close a connection: it stays open");
         }
     }
 }
@@ -169,11 +170,11 @@ impl Host {
         self.was_there.load(Ordering::Relaxed)
     }
 
-    /// Makes sure that the host answers. A host with a running job counts as answering: a lost connection
+    /// Checks that the host answers. A host with a running job counts as answering, since a lost connection
     /// ends its job.
     ///
     /// # Errors
-    /// Those of connecting.
+    /// The error of the attempt to connect.
     pub async fn ensure_reachable(self: &Arc<Self>) -> Result<()> {
         if self.jobs() > 0 {
             return Ok(());
@@ -181,10 +182,11 @@ impl Host {
         self.run(|_| Ok(())).await
     }
 
-    /// Runs a job with a connection of its own. The job continues when the calling future is dropped.
+    /// Runs a job on a connection that no other job uses. The job continues when the calling future is
+    /// dropped.
     ///
     /// # Errors
-    /// Those of the job; UNAVAILABLE when the host can't be reached, or was lost meanwhile.
+    /// The job's error, or UNAVAILABLE when the host can't be reached or the connection is lost.
     pub async fn run<T: Send + 'static>(
         self: &Arc<Self>,
         job: impl FnOnce(&Connect) -> Result<T> + Send + 'static,
@@ -193,8 +195,8 @@ impl Host {
         self.run_with(lent, job).await
     }
 
-    /// Runs a job as [`Host::run`] does, on a host that need not answer: the call fails at once where the
-    /// host could not be reached a moment ago.
+    /// Runs a job like [`Host::run`] on a host that need not answer. The call fails without waiting when the
+    /// last attempt to connect has just failed.
     ///
     /// # Errors
     /// As [`Host::run`].
@@ -221,17 +223,17 @@ impl Host {
         match timeout(JOB_TIMEOUT, running).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_panic)) => {
-                // The panic closed the job's connection, so that there is room for another one.
+                // The panic closed the job's connection, so the host may open another one.
                 self.changed.notify_waiters();
                 let what = format!(
-                    "the driver panicked in a job on host `{}`; the log says where",
+                    "the driver panicked in a job on host `{}`: see its log",
                     self.name
                 );
                 Err(Status::new(Code::Internal, what))
             }
             Err(_elapsed) => Err(Status::new(
                 Code::DeadlineExceeded,
-                format!("host `{}` did not end what it was asked for in time", self.name),
+                format!("host `{}` did not finish the operation in time", self.name),
             )),
         }
     }
@@ -253,7 +255,7 @@ impl Host {
     /// Waits for the next idle connection.
     async fn connection(self: &Arc<Self>, after_failure: AfterFailure) -> Result<Lent> {
         let asked = Instant::now();
-        // Since when the call waits for a new connection, and not for one of those that exist.
+        // Set while the call waits for a new connection instead of one that is in use.
         let mut opens_since = None;
         loop {
             let mut idle = pin!(self.idle.acquire());
@@ -272,7 +274,7 @@ impl Host {
                     biased;
                     permit = &mut idle => break permit,
                     () = changed => {}
-                    // Not every lost connection is notified.
+                    // libvirt does not report every lost connection.
                     () = sleep_until(until) => if self.is_full(&self.lock()) == is_full {
                         return Err(if is_full { self.queue_timeout() } else { self.does_not_answer() });
                     }
@@ -289,7 +291,7 @@ impl Host {
 
     fn queue_timeout(&self) -> Status {
         let what = format!(
-            "host `{}` works on too much: {MAX_CONNECTIONS} jobs did not end in time",
+            "host `{}` is overloaded: {MAX_CONNECTIONS} jobs did not finish in time",
             self.name
         );
         Status::new(Code::Unavailable, what)
@@ -304,18 +306,18 @@ impl Host {
         Status::new(Code::Unavailable, what)
     }
 
-    /// Starts an attempt, unless one is under way, a connection is idle, or the host has as many as it may
-    /// have.
+    /// Starts an attempt, unless one is under way, a connection is idle, or the host has the maximum number
+    /// of connections.
     ///
     /// # Errors
-    /// The failure of an attempt that began after the call did, or of an earlier attempt where the call does
-    /// not wait for the next one.
+    /// The failure of an attempt that began after the call. A call that does not wait for the next attempt
+    /// also gets the failure of the last one.
     fn ensure_attempt(self: &Arc<Self>, asked: Instant, after_failure: AfterFailure) -> Result<()> {
         if self.idle.available_permits() > 0 {
             return Ok(());
         }
         let mut connections = self.lock();
-        // Idle connections go to the calls that waited longer.
+        // Idle connections are for the calls that waited longer.
         if self.is_full(&connections) {
             return Ok(());
         }
@@ -343,7 +345,7 @@ impl Host {
             tracing::warn!(
                 host = self.name,
                 hung = connections.hung,
-                "connecting hangs, and is tried anew"
+                "connecting to a host hangs: starting another attempt"
             );
         }
         connections.attempts += 1;
@@ -356,7 +358,7 @@ impl Host {
         Ok(())
     }
 
-    /// Opens a connection. No call owns the attempt: it continues when the call that started it is over.
+    /// Opens a connection. The attempt is detached: it continues when the call that started it ends.
     async fn attempt(self: Arc<Self>, attempt: Attempt) {
         sleep_until(attempt.began).await;
         let host = Arc::clone(&self);
@@ -366,7 +368,10 @@ impl Host {
             host.end(Attempt { began, ..attempt }, opened);
         });
         if opening.await.is_err() {
-            let what = format!("the driver panicked while it connected to host `{}`", self.name);
+            let what = format!(
+                "the driver panicked while connecting to host `{}`: see its log",
+                self.name
+            );
             self.end(attempt, Err(Status::new(Code::Internal, what)));
         }
     }
@@ -391,7 +396,7 @@ impl Host {
                     self.idle.add_permits(1);
                 }
             }
-            // The failure of an attempt that hung says nothing about the host as it is now.
+            // The failure of an earlier attempt that hung may be outdated.
             Err(_) if !is_last => {}
             Err(status) => {
                 connections.failed = Some(ConnectFailure {
@@ -406,8 +411,7 @@ impl Host {
         self.changed.notify_waiters();
     }
 
-    /// Returns an idle connection, for which the caller has a permit; none where that connection was lost
-    /// meanwhile.
+    /// Returns an idle connection, or none if it was lost. The caller has a permit for it.
     fn lend(&self) -> Option<Lent> {
         let mut connections = self.lock();
         let connection = connections.idle.pop()?;
@@ -431,7 +435,8 @@ impl Host {
         }
     }
 
-    /// Maps the error of a job whose connection was lost to UNAVAILABLE: it says nothing about the VM.
+    /// Maps the error of a job whose connection was lost to UNAVAILABLE: the error does not tell the state of
+    /// the VM.
     fn as_connection_loss(&self, connection: &Connection, status: Status) -> Status {
         if connection.is_alive() || status.code() == Code::Unavailable {
             return status;
@@ -445,21 +450,20 @@ impl Host {
     }
 }
 
-/// Runs libvirt's event loop, so that libvirt notices the answers to its keep-alive questions, and the end of
-/// connections.
+/// Runs libvirt's event loop. Without it libvirt would not notice keep-alive answers and lost connections.
 fn handle_events() {
     static STARTED: OnceLock<()> = OnceLock::new();
     STARTED.get_or_init(|| {
-        // Errors are returned, and not printed.
+        // Calls return their errors; libvirt would also print them.
         virt::error::clear_error_callback();
         if let Err(error) = virt::event::event_register_default_impl() {
-            tracing::error!(%error, "libvirt's events can't be handled: a host that hangs is noticed late");
+            tracing::error!(%error, "cannot start libvirt's event loop: a hanging host is detected late");
             return;
         }
         std::thread::spawn(|| {
             loop {
                 if let Err(error) = virt::event::event_run_default_impl() {
-                    tracing::warn!(%error, "handling libvirt's events failed");
+                    tracing::warn!(%error, "libvirt's event loop failed");
                     std::thread::sleep(BETWEEN_TRIES);
                 }
             }
@@ -503,7 +507,7 @@ mod tests {
         }
         assert_eq!(attempts(&host), 2, "calls at the same time share an attempt");
         assert!(failed_at[1] - failed_at[0] >= BETWEEN_TRIES, "{failed_at:?}");
-        // What need not be there is not waited for.
+        // The call does not wait for an optional host.
         host.run_unless_down(|_| Ok(())).await.unwrap_err();
         assert_eq!(attempts(&host), 2);
     }
@@ -522,7 +526,7 @@ mod tests {
         host.run(|_| Ok(())).await.unwrap();
     }
 
-    /// A daemon that is stopped: the kernel takes connections for it, and nothing answers.
+    /// The daemon is stopped: the kernel accepts connections, and nothing answers.
     ///
     /// DRV-30
     #[tokio::test(start_paused = true)]
@@ -540,7 +544,7 @@ mod tests {
                 assert!(status.message().contains("did not answer within"), "{status}");
             }
             assert_eq!(attempts(&host), expected);
-            // What need not be there is not waited for.
+            // The call does not wait for an optional host.
             let status = host.run_unless_down(|_| Ok(())).await.unwrap_err();
             assert!(status.message().contains("did not answer within"), "{status}");
             pass(ATTEMPT_TIMEOUT).await;
@@ -552,11 +556,11 @@ mod tests {
         }
         assert_eq!(host.lock().hung, MAX_HUNG);
         assert_eq!(attempts(&host), MAX_HUNG as u64 + 1);
-        // The threads end with their connections: the runtime waits for them.
+        // The runtime waits for these threads, and they end with their connections.
         drop(silent);
     }
 
-    /// It would be reached by no call if each of them connected for itself.
+    /// No call would ever reach the host if each opened its own connection.
     #[tokio::test(start_paused = true)]
     async fn a_slow_connection_attempt_serves_a_later_call() {
         static OPENS: AtomicBool = AtomicBool::new(false);
@@ -568,7 +572,7 @@ mod tests {
         });
         let (answer, ()) = tokio::join!(host.run(|_| Ok(())), pass(OPEN_TIMEOUT));
         assert!(answer.unwrap_err().message().contains("did not answer within"));
-        // As a caller that gives up drops its call.
+        // A caller that times out drops its call like this.
         drop(timeout(Duration::ZERO, host.run(|_| Ok(()))).await);
         OPENS.store(true, Ordering::SeqCst);
         host.run(|_| Ok(())).await.unwrap();
@@ -598,7 +602,7 @@ mod tests {
         assert_eq!(host.idle.available_permits(), MAX_CONNECTIONS);
     }
 
-    /// Lets time go by. It stands still by itself as long as threads are blocked.
+    /// Advances the paused clock. It does not advance automatically while threads are blocked.
     async fn pass(time: Duration) {
         for _ in 0..100 {
             tokio::task::yield_now().await;
@@ -634,7 +638,7 @@ mod tests {
         assert!(jobs.into_iter().all(|job| job.is_ok()));
     }
 
-    /// A call that has waited for longer than a connection takes to open was never sent.
+    /// A call that waits longer than a connection takes to open must not fail unsent.
     ///
     /// DRV-30
     #[tokio::test(start_paused = true)]
@@ -659,7 +663,7 @@ mod tests {
                 on(Box::new(move || waits.lock().unwrap().recv().unwrap()))
             })
             .collect();
-        // A job that panics takes its connection along.
+        // A job that panics closes its connection.
         let losing = on(Box::new(move || {
             is_lost.recv().unwrap();
             panic!("canary")
@@ -684,7 +688,7 @@ mod tests {
         }
     }
 
-    /// A connection that is between two jobs is no new one.
+    /// A connection between two jobs does not count as a new one.
     ///
     /// DRV-30
     #[tokio::test(start_paused = true)]
@@ -712,7 +716,7 @@ mod tests {
         pass(Duration::ZERO).await;
         go_on.send(()).unwrap();
         while host.lock().idle.is_empty() {
-            // No task runs meanwhile, so that the connection has no job yet.
+            // No task runs during this pause, so the connection has no job yet.
             std::thread::sleep(Duration::from_millis(1));
         }
         let mut last = pin!(run());

@@ -47,11 +47,11 @@ const OFFERED: [Operation; 9] = [
     Operation::DescribeClass,
 ];
 
-/// How long after its start the driver waits for a first host.
+/// How long after its start the driver reports that it is not ready when no host answers.
 const STARTS_WITHIN: Duration = Duration::from_secs(30);
 /// How long ShutDownMachine waits for the guest.
 const STOPS_WITHIN: Duration = Duration::from_secs(2);
-/// The interval at which ShutDownMachine looks at the guest.
+/// How often ShutDownMachine checks whether the guest is off.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(200);
 
 /// The driver of VMs on hosts with libvirt.
@@ -62,7 +62,7 @@ pub struct LibvirtDriver {
     images: Images,
     locks: Locks,
     copies: Arc<Copies>,
-    /// The hosts of machines that a call placed but did not make, for a caller that does not return the
+    /// The hosts of machines that a call placed but did not create. Used for callers that do not return the
     /// placement record.
     placed: Mutex<HashMap<Uuid, String>>,
     reservations: Arc<Reservations>,
@@ -84,8 +84,8 @@ impl MachineCall {
             return Err(Status::new(
                 Code::InvalidArgument,
                 format!(
-                    "the machine name `{}` is no DNS subdomain: 1 to 253 lower case letters, digits, `-` and \
-                        `.`, with a letter or digit at both ends",
+                    "the machine name `{}` is not a DNS subdomain: use 1 to 253 lower case letters, digits, \
+                        `-` and `.`, with a letter or digit at both ends",
                     machine.name
                 ),
             ));
@@ -99,7 +99,7 @@ impl MachineCall {
         })
     }
 
-    /// Whether the id can belong to this machine: its UUID follows from the machine.
+    /// Whether the id can belong to this machine: the machine determines its UUID.
     fn is_possible(&self) -> bool {
         self.id.as_ref().is_none_or(|id| id.uuid == self.key.uuid())
     }
@@ -135,12 +135,12 @@ impl LibvirtDriver {
         }
     }
 
-    /// Whether the driver was started a moment ago, and has reached no host yet.
+    /// Whether the driver has just started and has not reached any host yet.
     fn is_starting(&self) -> bool {
         self.started.elapsed() < STARTS_WITHIN && !self.hosts.values().any(|host| host.was_there())
     }
 
-    /// Every storage pool that may hold volumes of machines, according to the configuration.
+    /// All storage pools that may hold volumes of machines, according to the configuration.
     fn storage_pools(&self) -> Vec<String> {
         let pools = self.config.vm_pools.values();
         let names: BTreeSet<_> = pools.map(|pool| pool.storage_pool.clone()).collect();
@@ -150,13 +150,14 @@ impl LibvirtDriver {
     /// The host of this name.
     fn host(&self, name: &str) -> Result<&Arc<Host>> {
         self.hosts.get(name).ok_or_else(|| {
-            let what = format!("host `{name}` is not in the configuration, and may have the VM: put it back");
+            let what =
+                format!("host `{name}` is not in the configuration, and may have the VM: add it again");
             Status::new(Code::FailedPrecondition, what)
         })
     }
 
-    /// Returns the hosts that may have the VM of a machine, according to the ProviderID, the failure domain
-    /// or the placement record.
+    /// Returns the hosts that may have the VM, according to the ProviderID, the failure domain or the
+    /// placement record.
     fn possible_hosts(asked: &MachineCall, record: Option<PlacementRecord>) -> PossibleHosts {
         let known = asked.id.as_ref().map(|id| id.host.clone());
         let known = known
@@ -165,7 +166,7 @@ impl LibvirtDriver {
         known.map_or(PossibleHosts::All, PossibleHosts::One)
     }
 
-    /// Asks the hosts for a machine.
+    /// Queries the hosts for a machine.
     async fn survey(&self, key: &MachineKey, possible: &PossibleHosts) -> Result<Survey> {
         if let PossibleHosts::One(name) = possible {
             self.host(name)?;
@@ -173,7 +174,7 @@ impl LibvirtDriver {
         Ok(Survey::of(&self.hosts, key, possible).await)
     }
 
-    /// Finds the only host that has the machine.
+    /// Finds the single host that has the machine.
     async fn home(&self, asked: &MachineCall, record: Option<PlacementRecord>) -> Result<&Arc<Host>> {
         if !asked.is_possible() {
             return Err(asked.not_found());
@@ -201,12 +202,12 @@ impl LibvirtDriver {
         .await
     }
 
-    /// Chooses the host of a new machine where neither spec nor placement record names one.
+    /// Chooses the host of a new machine when neither the spec nor the placement record names one.
     ///
     /// # Errors
-    /// ABORTED with a placement record where there is a choice: the machine is made once the caller has
-    /// stored the record. Another process that is asked for the machine before anything of it is visible gets
-    /// the host from the caller, and does not choose another one.
+    /// ABORTED with a placement record when there is a choice. The caller stores the record, and the next
+    /// call creates the machine. If another driver process gets that call, it uses the same host, although no
+    /// host shows the machine yet.
     async fn placed(
         &self,
         key: &MachineKey,
@@ -221,7 +222,7 @@ impl LibvirtDriver {
         }
         let host = self.place(key, wanted).await?;
         let what = format!(
-            "machine `{}` is placed on host `{host}`, and is made there when it is asked for again",
+            "machine `{}` is placed on host `{host}`: the next call creates it there",
             key.name
         );
         let record = PlacementRecord { host: host.clone() }.write()?;
@@ -255,7 +256,7 @@ impl LibvirtDriver {
         let placed_before = self.placements().remove(&asked.key.uuid());
         let was_placed_here = placed_before.is_some();
         let record = request.last_known_state.as_ref().and_then(PlacementRecord::read);
-        // The pool may have other hosts by now; a recorded host that is not configured any more may have the
+        // The pool's hosts may have changed. A recorded host that is no longer configured may still have the
         // VM.
         let record = record.filter(|record| {
             wanted.hosts.contains(&record.host.as_str()) || !self.hosts.contains_key(&record.host)
@@ -284,7 +285,7 @@ impl LibvirtDriver {
             key: asked.key.clone(),
             host: host.clone(),
         };
-        // The record is written before anything is made, so that it leads to what is made.
+        // Written first, so that a create that fails half-way can return the record.
         let record = PlacementRecord { host: host.clone() }.write()?;
         let made = self
             .host(&host)?
@@ -298,8 +299,8 @@ impl LibvirtDriver {
                 last_known_state: (!is_placed_by_spec(&asked, &request)).then_some(record),
                 ..*machine
             }),
-            // The next attempt may use another host. Where another process has placed the machine on this
-            // host, that process may still make it: the caller waits as for any free room, and sees it then.
+            // The next attempt may use another host. Another process that placed the machine on this host may
+            // still create it there. The caller then waits as for free memory, and finds that VM.
             Ok(Created::Refused(status)) => {
                 let has_choice =
                     was_placed_here && asked.spec.failure_domain.is_none() && wanted.hosts.len() > 1;
@@ -308,7 +309,7 @@ impl LibvirtDriver {
                     PlacementRecord::withdrawn(),
                 ))
             }
-            // The repeat uses the same host, where this attempt may have left something.
+            // The next attempt uses the same host, because this attempt may have left volumes there.
             Err(status) => Err(status.with_last_known_state(record)),
         }
     }
@@ -329,7 +330,7 @@ impl LibvirtDriver {
         let removals = self.hosts.iter().map(|(name, host)| {
             let (key, held) = (asked.key.clone(), Arc::clone(&held));
             let required = possible.contains(name);
-            // Volumes that can't be seen on a host that can't have the machine do not matter.
+            // A host that can't have the machine needs no complete list of volumes.
             let pools = required.then(|| self.storage_pools());
             async move {
                 let removal = survey::query(host, required, move |connect| {
@@ -340,7 +341,7 @@ impl LibvirtDriver {
                     }
                 });
                 match removal.await {
-                    // A host that can't have the machine need not be reachable, nor let the driver in.
+                    // A host that can't have the machine may be down, or refuse the driver.
                     Err(error) if !required && is_out_of_reach(&error) => Ok(()),
                     removed => removed,
                 }
@@ -350,27 +351,23 @@ impl LibvirtDriver {
     }
 }
 
-/// Whether the failure domain in the spec says where the VM is: no placement record is kept beside it. The
-/// only host of a pool does not say it, since the pool may have another host by the time of the
-/// next call.
+/// Whether the failure domain in the spec determines the host, so that the caller needs no placement record.
+/// A pool with a single host does not determine it: the pool may have another host at the next call.
 fn is_placed_by_spec(asked: &MachineCall, request: &CreateMachineRequest) -> bool {
     asked.spec.failure_domain.is_some() && request.last_known_state.is_none()
 }
 
-/// Maps RESOURCE_EXHAUSTED to ABORTED where a machine was placed on a host that has no room for it any more:
-/// the repeat asks all hosts, so that nothing has to wait for room.
+/// Maps RESOURCE_EXHAUSTED to ABORTED when this process placed the machine on a host that no longer has room.
+/// The next call places it again, so the machine need not wait for room on that host.
 fn placed_anew(status: Status, has_choice: bool) -> Status {
     if !has_choice || status.code() != Code::ResourceExhausted {
         return status;
     }
-    let what = format!(
-        "{}; it is placed anew when it is asked for again",
-        status.message()
-    );
+    let what = format!("{}: the next call places the machine again", status.message());
     Status::new(Code::Aborted, what).with_no_side_effects()
 }
 
-/// Adds to an error the state that the caller is to return with the next call.
+/// Attaches the state that the caller must return with the next call.
 fn with_record(status: Status, record: Option<LastKnownState>) -> Status {
     match record {
         Some(record) => status.with_last_known_state(record),
@@ -406,8 +403,8 @@ impl Driver for LibvirtDriver {
         .into())
     }
 
-    /// Ready as long as one host answers: a call about a host that is unreachable says so itself. Hosts may
-    /// start at the same time as the driver.
+    /// Ready if one host answers: calls report an unreachable host themselves. Hosts may start at the same
+    /// time as the driver.
     async fn probe(&self) -> Result<Readiness> {
         let asked = self.hosts.values().map(|host| Box::pin(host.ensure_reachable()));
         match futures::future::select_ok(asked).await {
@@ -415,7 +412,7 @@ impl Driver for LibvirtDriver {
             Err(_) if self.is_starting() => Ok(Readiness::NotReady),
             Err(status) => {
                 let what = format!(
-                    "none of {} hosts can be reached: {}",
+                    "cannot reach any of {} hosts: {}",
                     self.hosts.len(),
                     status.message()
                 );
@@ -438,8 +435,7 @@ impl Driver for LibvirtDriver {
         if !asked.is_possible() {
             return Err(asked.not_found());
         }
-        // Otherwise a misspelt failure domain would be reported as a host that was removed, and not as the
-        // field.
+        // Otherwise the error for a misspelt failure domain would blame a removed host instead of the field.
         if asked.id.is_none() {
             asked.spec.check_failure_domain(&self.config)?;
         }
@@ -449,7 +445,7 @@ impl Driver for LibvirtDriver {
         if found.started {
             return Ok(found.machine.clone());
         }
-        let what = format!("VM {} was not started yet", found.machine.provider_id);
+        let what = format!("VM {} has not been started", found.machine.provider_id);
         Err(Status::new(Code::Uninitialized, what).with_machine(found.machine.clone()))
     }
 
@@ -462,7 +458,7 @@ impl Driver for LibvirtDriver {
         Ok(try_join_all(lists).await?.into_iter().flatten().collect())
     }
 
-    /// Starts a VM whose creation was cut off before its start.
+    /// Starts a VM whose creation ended before its start.
     async fn initialize_machine(&self, request: InitializeMachineRequest) -> Result<Machine> {
         let asked = MachineCall::read(&request.machine, request.provider_id.as_ref())?;
         let record = request.last_known_state.as_ref().and_then(PlacementRecord::read);
@@ -473,11 +469,7 @@ impl Driver for LibvirtDriver {
                     if error.code() == Code::Aborted {
                         return error;
                     }
-                    let what = format!(
-                        "VM {} could not be started: {}",
-                        vm.record.provider_id,
-                        error.message()
-                    );
+                    let what = format!("cannot start VM {}: {}", vm.record.provider_id, error.message());
                     match vm.describe(key) {
                         Ok(machine) => Status::new(Code::Uninitialized, what).with_machine(machine),
                         Err(_) => error,
@@ -489,8 +481,8 @@ impl Driver for LibvirtDriver {
         .await
     }
 
-    /// Answers ABORTED as long as the guest runs: a guest that still boots does not notice the power button,
-    /// and nothing reports that. Each repeat presses the button once more.
+    /// Returns ABORTED while the guest runs. A booting guest ignores the power button, and nothing reports
+    /// that, so each retry presses it again.
     async fn shut_down_machine(&self, request: ShutDownMachineRequest) -> Result<ShutDownMachineResponse> {
         let asked = MachineCall::read(&request.machine, request.provider_id.as_ref())?;
         let record = request.last_known_state.as_ref().and_then(PlacementRecord::read);
@@ -506,7 +498,7 @@ impl Driver for LibvirtDriver {
             }
             if Instant::now() >= deadline {
                 let what = format!(
-                    "the guest of machine `{}` was asked to stop, and runs",
+                    "the guest of machine `{}` still runs after the request to shut down",
                     asked.key.name
                 );
                 return Err(Status::new(Code::Aborted, what));
@@ -621,7 +613,7 @@ mod tests {
         MachineRef::new("n", class)
     }
 
-    /// A host that is taken out of its pool has the VM all the same.
+    /// A host that was removed from its pool keeps its VMs.
     #[test]
     fn the_host_is_noted_where_it_is_settled_by_the_pool_alone() {
         let is_placed = |pool: &str, zone: Option<&str>, brought: Option<LastKnownState>| {

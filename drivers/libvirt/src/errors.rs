@@ -3,8 +3,8 @@
 use cmi_driver::{Code, Status};
 use virt::error::{Error, ErrorNumber};
 
-/// The code of a libvirt error, by its number. No error maps to NOT_FOUND, after which the provider would
-/// make a VM: only the look-up shows that a domain does not exist.
+/// The code of a libvirt error, by its number. No error maps to NOT_FOUND, since the provider would then
+/// create a VM: only the look-up shows that a domain does not exist.
 #[rustfmt::skip]
 fn code_of(number: ErrorNumber) -> Code {
     use ErrorNumber as E;
@@ -70,8 +70,8 @@ pub fn status(doing: &str, error: Error) -> Status {
     Status::new(code, message).with_source(error)
 }
 
-/// Returns the status of an error with a volume that was found. A volume that another call is making or
-/// removing is busy, and soon will not be: ABORTED.
+/// Returns the status of an error with an existing volume. ABORTED if another call is making or removing it,
+/// since the volume is busy only for a short time.
 pub fn of_a_volume(doing: &str, error: Error) -> Status {
     let is_busy = [ErrorNumber::OperationInvalid, ErrorNumber::NoStorageVolume].contains(&error.code());
     let status = status(doing, error);
@@ -81,14 +81,14 @@ pub fn of_a_volume(doing: &str, error: Error) -> Status {
     status
 }
 
-/// Returns the status of an error while a connection was opened: UNAVAILABLE, unless the host refuses the
-/// driver. It says nothing about any VM.
+/// Returns the status of a failed attempt to connect: UNAVAILABLE, unless the host refuses the driver. It
+/// does not tell the state of any VM.
 pub fn not_connected(host: &str, error: Error) -> Status {
     let code = match code(error.code(), error.message()) {
         refused @ (Code::Unauthenticated | Code::PermissionDenied) => refused,
         _ => Code::Unavailable,
     };
-    let message = format!("host `{host}` can't be reached: {}", error.message());
+    let message = format!("cannot reach host `{host}`: {}", error.message());
     Status::new(code, message).with_source(error)
 }
 
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use ErrorNumber as E;
 
-    /// Each row again.
+    /// Repeats each row.
     #[rustfmt::skip]
     const EXPECTED: [(Code, &[E]); 8] = [
         (Code::Unavailable, &[
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(code(ErrorNumber::Last, ""), Code::Unknown);
     }
 
-    /// Real errors: the test driver of libvirt is in its library.
+    /// The errors are real: libvirt's library contains its test driver.
     #[test]
     fn an_error_of_libvirt_keeps_its_words_and_says_what_was_done() {
         virt::error::clear_error_callback();
@@ -180,7 +180,7 @@ mod tests {
         let status = status("looking", error);
         assert_eq!(status.code(), Code::Aborted);
         assert!(status.message().starts_with("looking failed: "), "{status}");
-        // Another call removes it at this moment.
+        // Another call is removing it.
         let pool = virt::storage_pool::StoragePool::lookup_by_name(&connection, "default-pool").unwrap();
         let xml = "<volume><name>v</name><capacity>1</capacity></volume>";
         let volume = virt::storage_vol::StorageVol::create_xml(&pool, xml, 0).unwrap();

@@ -1,5 +1,5 @@
-//! Names that follow from the identity of a machine: every process that is asked for the same machine derives
-//! the same domain, volumes and ids, without asking anything.
+//! Names derived from the identity of a machine. Every process derives the same domain, volumes and ids for
+//! the same machine, without asking any host.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 use cmi_driver::{Code, ProviderId, Result, Status, is_dns_label};
 use uuid::Uuid;
 
-/// The namespace of the UUIDs. Existing domains have such UUIDs, so it never changes.
+/// The namespace of the UUIDs. It must never change, since existing domains have these UUIDs.
 const NAMESPACE: Uuid = Uuid::from_u128(0x9d4d_1b0e_5c1e_4f0b_8a53_6f1d_7c20_c3a1);
 /// The prefix of all volumes that the driver makes for machines.
 const VOLUME_PREFIX: &str = "capcmi-";
@@ -26,13 +26,13 @@ pub struct MachineKey {
 }
 
 impl MachineKey {
-    /// The UUID of the domain: each machine object has its own, also where the names are the same.
+    /// The UUID of the domain, unique for each machine object, even if the names are equal.
     pub fn uuid(&self) -> Uuid {
         digest(&[&self.cluster, &self.name, &self.identity])
     }
 
-    /// The name of the domain: the same for all machine objects of a name in a cluster, so that a host has at
-    /// most one domain for all of them.
+    /// The name of the domain. It is equal for all machine objects with the same name and cluster, so a host
+    /// has at most one domain for them.
     pub fn domain_name(&self) -> String {
         let of_name = digest(&[&self.cluster, &self.name]).simple().to_string();
         format!("{}-{}", legible(&self.name), &of_name[..16])
@@ -48,9 +48,9 @@ impl MachineKey {
         format!("{}console.log", self.volume_prefix())
     }
 
-    /// Whether a volume of this name is the machine's: the driver made it, or libvirt and its log daemon made
-    /// it from such a volume, as snapshots (`root.NAME`) and consoles that were put aside (`console.log.0`).
-    /// The disk of a copy of the VM has the same prefix, as `virt-clone` names it: `root-clone.qcow2`.
+    /// Whether a volume with this name is the machine's. The driver made it, or libvirt derived it from such
+    /// a volume: a snapshot (`root.NAME`), or an old console log (`console.log.0`). The disk of a copy has
+    /// the same prefix, but is not the machine's: `virt-clone` calls it `root-clone.qcow2`.
     pub fn has_volume(&self, name: &str) -> bool {
         let Some(rest) = name.strip_prefix(&self.volume_prefix()) else {
             return false;
@@ -70,9 +70,9 @@ impl MachineKey {
         bytes.fold("52".to_owned(), |mac, byte| format!("{mac}:{byte:02x}"))
     }
 
-    /// The host name of the guest, which is also its Node's name. It is the machine's name where a Linux
-    /// guest takes that unchanged; otherwise one with a digest: from `a.b`, cloud-init would make the host
-    /// `a` in the domain `b`.
+    /// The host name of the guest, and so the name of its Node. It is the machine's name if a Linux guest
+    /// uses that unchanged. Otherwise it has a digest: from `a.b`, cloud-init would make host `a` in domain
+    /// `b`.
     pub fn hostname(&self) -> String {
         if is_dns_label(&self.name) {
             return self.name.clone();
@@ -89,7 +89,7 @@ impl MachineKey {
     }
 }
 
-/// The UUID of a list of texts. The digest includes their lengths: `a` and `bc` are not `ab` and `c`.
+/// The UUID of a list of texts. The digest includes their lengths, so `a` and `bc` differ from `ab` and `c`.
 fn digest(parts: &[&str]) -> Uuid {
     let parts = parts.iter().map(|part| format!("{}:{part}", part.len()));
     Uuid::new_v5(&NAMESPACE, parts.collect::<String>().as_bytes())
@@ -117,7 +117,7 @@ impl VmId {
     /// INTERNAL when the host's name is too long for an id: the configuration does not allow that.
     pub fn provider_id(&self) -> Result<ProviderId> {
         self.to_string().parse().map_err(|error| {
-            Status::new(Code::Internal, format!("`{self}` is no ProviderID")).with_source(error)
+            Status::new(Code::Internal, format!("`{self}` is not a ProviderID")).with_source(error)
         })
     }
 }
@@ -133,7 +133,7 @@ impl FromStr for VmId {
 
     fn from_str(text: &str) -> Result<Self> {
         let refused = || {
-            let form = "the ProviderID has to read `libvirt://<host>/<uuid>`, as CreateMachine answered it";
+            let form = "the ProviderID must be `libvirt://<host>/<uuid>`, as CreateMachine returned it";
             Status::new(Code::InvalidArgument, form)
         };
         let (host, uuid) = text
@@ -145,7 +145,7 @@ impl FromStr for VmId {
             host: host.to_owned(),
             uuid: uuid.parse().map_err(|_| refused())?,
         };
-        // Only one way to write a UUID is accepted: ids are compared byte for byte.
+        // Only one spelling of a UUID is accepted, since ids are compared byte for byte.
         if id.to_string() == text {
             Ok(id)
         } else {
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn ids_follow_from_the_machine_and_stay_as_they_are() {
         let key = key("c1", "md-0-x7k2p", "b21d");
-        // Written down: VMs that were made by an earlier version have these.
+        // VMs from earlier versions have these values.
         assert_eq!(key.uuid().to_string(), "849cb38e-e165-5cff-b75c-57da245b141d");
         assert_eq!(key.domain_name(), "md-0-x7k2p-39cd3dff23e25e0c");
         assert_eq!(key.mac(), "52:84:9c:b3:8e:e1");

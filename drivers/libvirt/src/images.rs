@@ -1,5 +1,5 @@
-//! The images that the disks of machines are layers upon. Each is verified against its checksum before the
-//! first machine of a host uses it, and again when its file has changed.
+//! The base images of machine disks. The driver verifies the checksum of an image before the first machine on
+//! a host uses it, and again when its file changes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
@@ -17,7 +17,7 @@ use crate::config::Image;
 use crate::errors::status;
 use crate::storage_pool;
 
-/// How many bytes are read at once.
+/// Bytes in one read.
 const CHUNK: usize = 256 * 1024;
 
 /// An image on a host whose checksum was verified.
@@ -29,14 +29,14 @@ pub struct CheckedImage {
     pub capacity: u64,
 }
 
-/// The checksums that were found in the files of images.
+/// The computed checksums of image files.
 #[derive(Clone, Debug, Default)]
 pub struct Images(Arc<Mutex<HashMap<Place, Known>>>);
 
-/// What is known of an image; locked while its file is read.
+/// The last computed checksum, if any. Locked while a job reads the file.
 type Known = Arc<Mutex<Option<State>>>;
 
-/// The place of an image.
+/// The location of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Place {
     host: String,
@@ -44,14 +44,14 @@ struct Place {
     volume: String,
 }
 
-/// The state of a file, and the checksum that was found in it.
+/// The state of a file, and its computed checksum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct State {
     stamp: Stamp,
     sha256: String,
 }
 
-/// The properties that show a change of the file.
+/// Properties that change when the file changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stamp {
     path: String,
@@ -60,12 +60,12 @@ struct Stamp {
 }
 
 impl Images {
-    /// Returns the image, if its checksum is the configured one. The whole file is read the first time, and
-    /// after a change of the file.
+    /// Returns the image if its checksum matches the configuration. Reads the whole file the first time, and
+    /// again after it has changed.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION when the image is missing, is another one, or was copied in part; ABORTED while
-    /// another job reads the file: jobs that wait would take up the connections of the host.
+    /// FAILED_PRECONDITION when the image is missing, differs or is incomplete. ABORTED while another job
+    /// reads the file: waiting jobs would occupy all connections to the host.
     pub fn check(&self, connect: &Connect, host: &str, name: &str, image: &Image) -> Result<CheckedImage> {
         let volume = find(connect, host, name, image)?;
         let stamp = stamp(&volume)?;
@@ -82,7 +82,7 @@ impl Images {
             Ok(known) => known,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => {
-                let what = format!("image `{name}` is being read on host `{host}`, to be checked");
+                let what = format!("image `{name}` is being read on host `{host}` to verify its checksum");
                 return Err(Status::new(Code::Aborted, what));
             }
         };
@@ -98,8 +98,8 @@ impl Images {
             return Err(Status::new(
                 Code::FailedPrecondition,
                 format!(
-                    "image `{name}` on host `{host}` has the SHA-256 {found}, and not the configured {}: it \
-                        is another one, or was copied in part",
+                    "image `{name}` on host `{host}` has the SHA-256 {found} instead of the configured {}: \
+                        copy the image again, or correct the configuration",
                     image.sha256
                 ),
             ));
@@ -111,8 +111,8 @@ impl Images {
     }
 }
 
-/// Finds the volume of an image. libvirt sees a file that was copied into the folder of a pool only once it
-/// has reread the pool.
+/// Finds the volume of an image. If a file was copied into the pool's folder, libvirt sees it only after a
+/// refresh.
 fn find(connect: &Connect, host: &str, name: &str, image: &Image) -> Result<StorageVol> {
     let pool = StoragePool::lookup_by_name(connect, &image.storage_pool).map_err(|error| {
         status(
@@ -131,7 +131,7 @@ fn find(connect: &Connect, host: &str, name: &str, image: &Image) -> Result<Stor
     found.map_err(|error| {
         if missing(&error) {
             let what = format!(
-                "image `{name}` is missing on host `{host}`: storage pool `{}` has no volume `{}`",
+                "image `{name}` is missing on host `{host}`: copy it into storage pool `{}` as volume `{}`",
                 image.storage_pool, image.volume
             );
             return Status::new(Code::FailedPrecondition, what).with_source(error);
@@ -159,7 +159,7 @@ fn stamp(volume: &StorageVol) -> Result<Stamp> {
         .get_xml_desc(0)
         .map_err(|error| status("reading the description of an image", error))?;
     let described: Described = quick_xml::de::from_str(&xml).map_err(|error| {
-        Status::new(Code::Internal, "libvirt's description of an image can't be read").with_source(error)
+        Status::new(Code::Internal, "cannot parse libvirt's description of an image").with_source(error)
     })?;
     Ok(Stamp {
         path: described.target.path,
@@ -168,8 +168,8 @@ fn stamp(volume: &StorageVol) -> Result<Stamp> {
     })
 }
 
-/// Computes the checksum of the whole file. The file is read over the connection, since the host may be
-/// another computer.
+/// Computes the checksum of the whole file. Reads it over the connection, since the host may be another
+/// computer.
 fn checksum(connect: &Connect, volume: &StorageVol) -> Result<String> {
     let failed = |error| status("reading an image", error);
     let stream = Stream::new(connect, 0).map_err(failed)?;

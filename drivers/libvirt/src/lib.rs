@@ -1,7 +1,7 @@
 //! A driver of virtual machines on hosts with libvirt and QEMU.
 //!
-//! A machine is a domain and some volumes on one of the configured hosts. Nothing of it is kept anywhere
-//! else: the ids follow from what the machine is, and the rest stands in the metadata of its domain.
+//! A machine is a domain and its volumes on one of the configured hosts. The driver stores nothing elsewhere:
+//! the machine's identity determines the ids, and the domain's metadata has the rest.
 
 pub mod addresses;
 pub mod config;

@@ -1,4 +1,4 @@
-//! Locks by which this process makes one change of a machine at a time.
+//! Locks that limit this process to one change of a machine at a time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -32,7 +32,7 @@ impl Locks {
         };
         timeout(WAIT, lock.lock_owned())
             .await
-            .map_err(|_elapsed| Status::new(Code::Aborted, "another call on the machine is under way"))
+            .map_err(|_elapsed| Status::new(Code::Aborted, "another call for the machine is in progress"))
     }
 }
 

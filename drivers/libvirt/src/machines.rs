@@ -1,9 +1,9 @@
 //! Operations on one host. All of them block, and run as jobs of a connection.
 //!
-//! A machine is a domain, which has the machine's name and cluster in its own name, and volumes, which have
-//! the domain's UUID in theirs. They are made in the order root file system, seed, console, domain, and
-//! removed in the order volumes, domain: so a domain that exists has everything that it was made with, and as
-//! long as something is left, a repeat of the call finds it.
+//! A machine is a domain and its volumes. The domain's name contains the machine's name and cluster, and the
+//! names of the volumes contain the domain's UUID. A create makes the root file system, the seed and the
+//! console, and then the domain. A delete removes the volumes before the domain. Therefore a domain that
+//! exists is complete, and a repeated call finds everything that is left.
 
 mod console;
 mod make;
@@ -35,13 +35,13 @@ pub use console::console;
 pub use make::{Created, MachineRequest, create};
 pub use remove::{delete, delete_where_it_can_not_be};
 
-/// Kind of metadata that is an element of a namespace.
+/// The kind of metadata that consists of an XML element.
 const ELEMENT: i32 = virt_sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
 const LIVE: u32 = virt_sys::VIR_DOMAIN_AFFECT_LIVE;
 const CONFIG: u32 = virt_sys::VIR_DOMAIN_AFFECT_CONFIG;
 
-/// How long a guest without an address counts as booting. A guest that took longer has an address that its
-/// host does not see, as on a bridge without an agent in the guest, or none.
+/// How long a guest without an address counts as booting. After that time it may have no address, or one that
+/// its host can't see, such as on a bridge without a guest agent.
 const BOOT: SignedDuration = SignedDuration::from_mins(10);
 
 /// The domain of a machine.
@@ -55,18 +55,18 @@ pub struct Vm {
 /// The result of the look-up of a machine's domain on a host.
 #[derive(Debug)]
 pub enum Lookup {
-    /// No domain: the host has confirmed that.
+    /// The host has confirmed that no domain exists.
     Nothing,
     /// The machine's domain.
     Ours(Box<Vm>),
-    /// The domain of another machine object, or of no known machine, as text.
+    /// Description of a domain that belongs to another machine object, or to no known machine.
     Other(String),
-    /// A domain that may be the machine's, or may have its disks, as text with what to do about it. The
-    /// domain has the machine's UUID without its metadata, or its name and metadata with another UUID.
+    /// Description of a domain that may be the machine's, or may use its disks, and advice. The domain has
+    /// the machine's UUID without its metadata, or its name and metadata with another UUID.
     Doubtful(String),
 }
 
-/// What one host reports about a machine.
+/// The state of a machine on one host.
 #[derive(Clone, Debug)]
 pub enum Observation {
     /// The host has no domain of the name.
@@ -79,10 +79,10 @@ pub enum Observation {
     Doubtful(String),
 }
 
-/// Looks for the domain of a machine.
+/// Looks up the domain of a machine.
 ///
 /// # Errors
-/// When the host did not say whether there is one.
+/// The host did not answer whether the domain exists.
 pub fn look(connect: &Connect, key: &MachineKey) -> Result<Lookup> {
     let (domain, has_uuid) = match domain_of(connect, key)? {
         DomainMatch::Nothing => return Ok(Lookup::Nothing),
@@ -103,38 +103,38 @@ pub fn look(connect: &Connect, key: &MachineKey) -> Result<Lookup> {
                 return Ok(Lookup::Ours(Box::new(Vm { domain, record })));
             }
             let what = format!(
-                "domain `{}`, a copy of the machine's with another UUID: undefine it, or take away its \
+                "domain `{}`, a copy of the machine's domain with another UUID: undefine it, or remove its \
                     metadata and rename it",
                 key.domain_name()
             );
             return Ok(Lookup::Doubtful(what));
         }
         DomainMetadata::Machine(record) => {
-            format!("VM {}, which is of another machine object", record.provider_id)
+            format!("VM {} of another machine object", record.provider_id)
         }
-        DomainMetadata::Nothing => format!("domain `{}`, which no machine has", key.domain_name()),
+        DomainMetadata::Nothing => format!("domain `{}` without a machine", key.domain_name()),
     };
     Ok(if has_uuid {
-        let what = format!("{what}, with the machine's UUID: put its metadata back, or undefine it");
+        let what = format!("{what}, with the machine's UUID: restore its metadata, or undefine it");
         Lookup::Doubtful(what)
     } else {
         Lookup::Other(what)
     })
 }
 
-/// The domain that may be a machine's, by the key that found it.
+/// The domain that may be a machine's, and how it was found.
 enum DomainMatch {
     Nothing,
     ByUuid(Domain),
     ByName(Domain),
 }
 
-/// Finds the domain that may be a machine's, without reading its metadata.
+/// Finds the domain that may be a machine's. Does not read its metadata.
 fn domain_of(connect: &Connect, key: &MachineKey) -> Result<DomainMatch> {
     let (name, uuid) = (key.domain_name(), key.uuid().to_string());
     let failed = |error| status(&format!("looking for domain `{name}`"), error);
-    // The look-up by UUID comes first: an administrator may give the domain another name, and its volumes are
-    // in use then.
+    // The look-up by UUID comes first: an administrator may have renamed the domain, and its volumes are
+    // still in use.
     let by_uuid = or_none(Domain::lookup_by_uuid_string(connect, &uuid)).map_err(failed)?;
     if let Some(domain) = by_uuid {
         return Ok(DomainMatch::ByUuid(domain));
@@ -151,10 +151,10 @@ fn or_none(found: std::result::Result<Domain, Error>) -> std::result::Result<Opt
     }
 }
 
-/// Looks for a machine, and reads its state.
+/// Looks up a machine, and reads its state.
 ///
 /// # Errors
-/// When the host did not say.
+/// The host did not answer.
 pub fn see(connect: &Connect, key: &MachineKey) -> Result<Observation> {
     Ok(match look(connect, key)? {
         Lookup::Nothing => Observation::Nothing,
@@ -168,11 +168,11 @@ pub fn see(connect: &Connect, key: &MachineKey) -> Result<Observation> {
     })
 }
 
-/// Returns the domain of a machine that has to exist.
+/// Returns the domain of a machine that must exist.
 ///
 /// # Errors
-/// NOT_FOUND when there is no domain, or it is another machine object's; FAILED_PRECONDITION when it may be
-/// this machine's.
+/// NOT_FOUND when the domain does not exist or belongs to another machine object; FAILED_PRECONDITION when it
+/// may be this machine's.
 pub fn find(connect: &Connect, key: &MachineKey) -> Result<Vm> {
     match look(connect, key)? {
         Lookup::Ours(vm) => Ok(*vm),
@@ -181,8 +181,7 @@ pub fn find(connect: &Connect, key: &MachineKey) -> Result<Vm> {
     }
 }
 
-/// The error for a domain that may be a machine's: were the VM reported as absent, another one would be made
-/// beside it.
+/// The error for a domain that may be a machine's. NOT_FOUND would lead to a second VM.
 pub fn doubtful(key: &MachineKey, what: &str) -> Status {
     let what = format!("machine `{}` may have a VM: there is {what}", key.name);
     Status::new(Code::FailedPrecondition, what)
@@ -194,12 +193,12 @@ pub fn not_found(key: &MachineKey) -> Status {
     Status::new(Code::NotFound, what)
 }
 
-/// The domains that were found to be copies of a machine's domain: each is logged once.
+/// Known copies of machines' domains: each is logged once.
 #[derive(Debug, Default)]
 pub struct Copies(Mutex<HashSet<Uuid>>);
 
 impl Copies {
-    /// Whether a domain is a copy, as `virt-clone` makes them, of the machine in its metadata.
+    /// Whether a domain is a copy of the machine in its metadata, as `virt-clone` makes them.
     fn contains(&self, uuid: Uuid, record: &Record) -> bool {
         if uuid == record.key().uuid() {
             return false;
@@ -210,8 +209,7 @@ impl Copies {
                 domain = %uuid,
                 machine = record.name,
                 vm = record.provider_id,
-                "a domain is a copy of a machine's with another UUID, and is left alone: take away its \
-                 metadata"
+                "ignoring a domain with the metadata of another one: remove the metadata from the copy"
             );
         }
         true
@@ -221,7 +219,7 @@ impl Copies {
 /// Lists the machines of a cluster, without copies.
 ///
 /// # Errors
-/// When one of the domains can't be read: the list is never a partial one.
+/// The metadata of a domain can't be read: the list is never partial.
 pub fn list(connect: &Connect, cluster: &str, copies: &Copies) -> Result<Vec<ListedMachine>> {
     let domains = connect
         .list_all_domains(0)
@@ -239,7 +237,7 @@ pub fn list(connect: &Connect, cluster: &str, copies: &Copies) -> Result<Vec<Lis
         }
         let id: VmId = record.provider_id.parse().map_err(|error| {
             let what = format!(
-                "a domain has the ProviderID `{}`, which is none",
+                "the metadata of a domain has the invalid ProviderID `{}`",
                 record.provider_id
             );
             Status::new(Code::Internal, what).with_source(error)
@@ -255,10 +253,10 @@ pub fn list(connect: &Connect, cluster: &str, copies: &Copies) -> Result<Vec<Lis
     Ok(listed)
 }
 
-/// Reads the memory of the host that no domain has, whether the domain is on or off.
+/// Reads the memory of the host that belongs to no domain. Domains that are off count too.
 ///
 /// # Errors
-/// Those of the host.
+/// The host did not answer.
 pub fn memory(connect: &Connect, reserved_mib: u64) -> Result<FreeMemory> {
     let failed = |error| status("reading the memory of the host", error);
     let asked_at = Instant::now();
@@ -305,10 +303,14 @@ impl Vm {
     /// Returns the machine as the driver contract reports it.
     ///
     /// # Errors
-    /// Those of the host.
+    /// The ProviderID in the metadata is invalid, or the host did not answer.
     pub fn describe(&self, key: &MachineKey) -> Result<Machine> {
         let id = self.record.provider_id.parse().map_err(|error| {
-            Status::new(Code::Internal, "the ProviderID that is noted of a domain is none").with_source(error)
+            Status::new(
+                Code::Internal,
+                "the metadata of the domain has an invalid ProviderID",
+            )
+            .with_source(error)
         })?;
         let mut machine = Machine::new(id, key.hostname());
         let power_state = self.power_state()?;
@@ -320,7 +322,7 @@ impl Vm {
                 address,
             }));
         }
-        // The name comes after the addresses that say more: users are shown the first one.
+        // Users see the first address, so the name comes last.
         machine.addresses.push(Address {
             kind: AddressType::Hostname,
             address: key.hostname(),
@@ -335,7 +337,7 @@ impl Vm {
         Ok(machine)
     }
 
-    /// Returns the addresses of the first source that has any.
+    /// Returns the addresses from the first source that knows any.
     fn addresses(&self, mac: &str) -> Vec<String> {
         addresses::bound_agent(&self.domain);
         for source in Source::ALL {
@@ -347,7 +349,7 @@ impl Vm {
                         return usable;
                     }
                 }
-                // The guest may have no agent, and a bridge has no leases.
+                // Common: the guest may have no agent, and a bridge has no leases.
                 Err(error) => tracing::trace!(?source, %error, "no addresses"),
             }
         }
@@ -368,15 +370,14 @@ impl Vm {
             .map_err(|error| status("reading the state of a domain", error))
     }
 
-    /// Whether the domain still exists when it does not run.
+    /// Whether the domain continues to exist when it is off.
     fn is_persistent(&self) -> Result<bool> {
         self.domain
             .is_persistent()
             .map_err(|error| status("reading the state of a domain", error))
     }
 
-    /// Returns the flags of a change, which affects the running domain and the definition for the next start,
-    /// as far as both exist.
+    /// Returns the flags for a change of both the running domain and its definition, as far as each exists.
     fn affected(&self) -> Result<u32> {
         let live = if self.is_active()? { LIVE } else { 0 };
         let config = if self.is_persistent()? { CONFIG } else { 0 };
@@ -391,7 +392,7 @@ impl Vm {
         Err(Status::new(Code::Aborted, what))
     }
 
-    /// Returns FAILED_PRECONDITION where an administrator has locked the domain.
+    /// Returns FAILED_PRECONDITION if an administrator has locked the domain.
     fn ensure_not_locked(&self) -> Result<()> {
         let lock = self
             .domain
@@ -405,19 +406,19 @@ impl Vm {
                     metadata::lock_reason(&element)
                 ),
             )),
-            // The operation that follows reports that the domain is gone.
+            // The next operation reports that the domain no longer exists.
             Err(error) if [ErrorNumber::NoDomainMetadata, ErrorNumber::NoDomain].contains(&error.code()) => {
                 Ok(())
             }
-            Err(error) => Err(status("looking whether a domain is locked", error)),
+            Err(error) => Err(status("checking whether a domain is locked", error)),
         }
     }
 
-    /// Changes the running domain and the definition for the next start.
+    /// Changes the running domain and its definition.
     ///
     /// # Errors
-    /// Those of the host; ABORTED when the guest was started or has stopped meanwhile, as it does where a
-    /// restarted libvirtd finds that it can't keep it.
+    /// ABORTED when the guest started or stopped during the call. A restarted libvirtd also stops a guest
+    /// that it can't control. Otherwise the error of the host.
     fn change<T>(
         &self,
         doing: &str,
@@ -438,7 +439,7 @@ impl Vm {
     /// Replaces the domain's metadata.
     fn note(&mut self, record: Record) -> Result<()> {
         let element = record.to_element()?;
-        self.change("noting something of a domain", |affected| {
+        self.change("writing the metadata of a domain", |affected| {
             self.domain.set_metadata(
                 ELEMENT,
                 Some(&element),
@@ -451,8 +452,8 @@ impl Vm {
         Ok(())
     }
 
-    /// Adds advice to an error where libvirt is starting the domain, perhaps for ever: a libvirtd that was
-    /// killed right before it started QEMU comes back with the domain's lock held.
+    /// Adds advice to an error while libvirt is starting the domain. The start may last forever: if libvirtd
+    /// is killed right before it starts QEMU, the new libvirtd keeps the domain locked.
     fn with_stuck_start_hint(&self, status: Status) -> Status {
         let starts = i32::try_from(virt_sys::VIR_DOMAIN_PAUSED_STARTING_UP);
         let is_starting = self.domain.get_state().is_ok_and(|(state, reason)| {
@@ -462,7 +463,7 @@ impl Vm {
             return status;
         }
         let what = format!(
-            "{}; libvirt is starting it: if it never ends, see \
+            "{}: libvirt is starting the VM; if the start never ends, see \
                 docs/back-ends/libvirt-operations.md#a-start-that-never-ends",
             status.message()
         );
@@ -472,7 +473,8 @@ impl Vm {
     /// Starts the domain unless it runs, and records the start in its metadata.
     ///
     /// # Errors
-    /// Those of the host; ABORTED when it is being deleted, FAILED_PRECONDITION when it is locked.
+    /// ABORTED while it is being deleted; FAILED_PRECONDITION when it is locked; otherwise the error of the
+    /// host.
     pub fn start(&mut self) -> Result<()> {
         self.ensure_not_being_deleted()?;
         self.ensure_not_locked()?;
@@ -490,9 +492,9 @@ impl Vm {
         }
         if self.record.started {
             if let Err(error) = self.note_another_start() {
-                // An error would have the guest restarted again. Without the record, the guest counts as up
-                // for longer.
-                tracing::warn!(domain = self.record.name, %error, "the start of a domain is not noted");
+                // After an error the caller would restart the guest again. Without the record, the uptime of
+                // the guest is only too long.
+                tracing::warn!(domain = self.record.name, %error, "cannot record the start of a domain");
             }
             return Ok(());
         }
@@ -504,19 +506,19 @@ impl Vm {
         self.note(record)
     }
 
-    /// Has the domain started with its host. The first start sets that, and is repeated until it is recorded:
-    /// if it were set right after the definition, a call that is cut off there would never be made up for.
+    /// Makes the domain start with its host. This is part of the first start, which is repeated until it is
+    /// recorded. After the definition would be too early: no call would make up for an interruption there.
     fn enable_autostart(&self) -> Result<()> {
         match self.domain.set_autostart(true) {
             Ok(_) => Ok(()),
-            // A domain without a definition does not exist when it does not run.
+            // A domain without a definition no longer exists when it is off.
             Err(_) if !self.is_persistent()? => Ok(()),
-            Err(error) => Err(status("having the domain started with the host", error)),
+            Err(error) => Err(status("enabling the autostart of the domain", error)),
         }
     }
 
-    /// Records the time of the start in the domain's current metadata: another process may have written it
-    /// since.
+    /// Records the time of the start in the domain's current metadata, since another process may have changed
+    /// it.
     fn note_another_start(&mut self) -> Result<()> {
         let DomainMetadata::Machine(record) = record(&self.domain)? else {
             return Ok(());
@@ -530,15 +532,15 @@ impl Vm {
     /// Whether the guest is off.
     ///
     /// # Errors
-    /// Those of the host.
+    /// The host did not answer.
     pub fn is_off(&self) -> Result<bool> {
         Ok(!self.is_active()?)
     }
 
-    /// Asks the guest to stop: by its agent where one runs, otherwise by the power button.
+    /// Asks the guest to shut down, by its agent or else by the power button.
     ///
     /// # Errors
-    /// Those of the host; FAILED_PRECONDITION when it is locked.
+    /// FAILED_PRECONDITION when the domain is locked; otherwise the error of the host.
     pub fn shut_down(&self) -> Result<()> {
         if self.is_off()? {
             return Ok(());
@@ -547,18 +549,18 @@ impl Vm {
         addresses::bound_agent(&self.domain);
         match self.domain.shutdown() {
             Ok(_) => Ok(()),
-            // The guest has stopped meanwhile.
+            // The guest has shut down in the time between.
             Err(_) if !self.is_active()? => Ok(()),
-            Err(error) => Err(status("asking the guest to stop", error)),
+            Err(error) => Err(status("asking the guest to shut down", error)),
         }
     }
 
-    /// Switches the VM off, if it is on, and on again. That also ends a QEMU that hangs, which a reset does
-    /// not. `ordered` becomes true when the host is asked to.
+    /// Switches the VM off and on again. Unlike a reset, this also ends a QEMU that hangs. `ordered` becomes
+    /// true before the request to the host.
     ///
     /// # Errors
-    /// Those of the host; ABORTED when it is being deleted, FAILED_PRECONDITION when it is locked, or can't
-    /// be switched on again.
+    /// ABORTED while the domain is being deleted; FAILED_PRECONDITION when it is locked or does not start
+    /// again; otherwise the error of the host.
     pub fn restart(&mut self, ordered: &AtomicBool) -> Result<()> {
         self.ensure_not_being_deleted()?;
         self.ensure_not_locked()?;
@@ -577,12 +579,12 @@ impl Vm {
         }
     }
 
-    /// Applies the hot-updatable fields of the spec. The comparison is with what the domain has, and not with
-    /// what an earlier update was to do.
+    /// Applies the hot-updatable fields of the spec. Compares them with the domain's state, because an
+    /// earlier update may have failed half-way.
     ///
     /// # Errors
-    /// Those of the host; OUT_OF_RANGE and INVALID_ARGUMENT, before anything is changed, when the VM can't
-    /// have these values; FAILED_PRECONDITION when it is locked.
+    /// OUT_OF_RANGE and INVALID_ARGUMENT, before any change, when the VM can't have these values.
+    /// FAILED_PRECONDITION when the domain is locked. Otherwise the error of the host.
     pub fn update(&mut self, spec: &VmSpec, request: &UpdateMachineRequest) -> Result<()> {
         self.ensure_not_locked()?;
         let last: VmSpec = VmSpec::read(&request.last_applied_provider_spec, crate::spec::Tagged::Not)?;
@@ -593,7 +595,7 @@ impl Vm {
         spec.check_hot(most / 1024)?;
         if spec.cpu_shares.is_none() && last.cpu_shares.is_some() {
             let what =
-                "the provider spec's /cpuShares can be changed while the VM lives, and not be taken away";
+                "the provider spec's /cpuShares can't be removed while the VM lives: set another value";
             return Err(Status::new(Code::InvalidArgument, what));
         }
         self.update_memory(spec.memory_mib.map_or(most, |mib| mib * 1024))?;
@@ -612,9 +614,9 @@ impl Vm {
         self.note(record)
     }
 
-    /// Reads the definition for the next start. libvirt changes the running domain before the definition, so
-    /// that the definition is right once both are; the memory that a guest really has follows later, or never
-    /// while it boots.
+    /// Reads the definition for the next start. libvirt changes the running domain first, so a changed
+    /// definition shows that both have changed. The guest's actual memory follows later, or never while it
+    /// boots.
     fn configured(&self) -> Result<Configured> {
         let xml = self
             .domain
@@ -654,7 +656,7 @@ impl Vm {
 #[derive(Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Configured {
-    /// In KiB, whatever unit the domain was defined in.
+    /// In KiB: libvirt converts other units.
     current_memory: u64,
     cputune: Option<CpuTuning>,
 }
@@ -667,12 +669,12 @@ struct CpuTuning {
 impl Configured {
     fn parse(xml: &str) -> Result<Self> {
         quick_xml::de::from_str(xml).map_err(|error| {
-            Status::new(Code::Internal, "libvirt's definition of a domain can't be read").with_source(error)
+            Status::new(Code::Internal, "cannot parse libvirt's definition of a domain").with_source(error)
         })
     }
 }
 
-/// Whether a domain in this state was started. A domain whose start failed is off, or has failed.
+/// Whether a domain in this state was started. After a failed start, a domain is stopped or failed.
 const fn is_up(state: PowerState) -> bool {
     matches!(
         state,
@@ -680,8 +682,8 @@ const fn is_up(state: PowerState) -> bool {
     )
 }
 
-/// Reports a running guest without a known address as starting: callers ask again after a VM that is
-/// starting, and not after one that runs.
+/// Reports a running guest without a known address as starting: callers query a starting VM again, but not a
+/// running one.
 fn unless_it_boots(state: PowerState, addresses: &[Address]) -> PowerState {
     let has_address = addresses
         .iter()
@@ -696,12 +698,12 @@ fn is_running_already(error: &Error) -> bool {
     error.code() == ErrorNumber::OperationInvalid
 }
 
-/// Maps the failure to switch on a VM that was restarted. The codes which say that nothing was restarted do
-/// not fit, since the VM is off: they become FAILED_PRECONDITION, and the machine is replaced.
+/// Maps the failure to start a VM after it was switched off. Some codes mean that nothing was changed, but
+/// the VM is off now. They become FAILED_PRECONDITION, and the machine is replaced.
 fn restart_failure(status: Status) -> Status {
     match status.code() {
         Code::ResourceExhausted | Code::PermissionDenied | Code::Unauthenticated => {
-            let what = format!("the VM is off, and can't be switched on: {}", status.message());
+            let what = format!("the VM is off, and does not start again: {}", status.message());
             Status::new(Code::FailedPrecondition, what).with_source(status)
         }
         _ => status,
@@ -725,7 +727,7 @@ fn power_state(state: virt_sys::virDomainState, reason: i32) -> PowerState {
         virt_sys::VIR_DOMAIN_SHUTOFF_CRASHED,
         virt_sys::VIR_DOMAIN_SHUTOFF_FAILED,
     ];
-    // QEMU stops a guest that can't write to its disk, mostly because its storage pool is full.
+    // QEMU pauses a guest that can't write to its disk, usually because its storage pool is full.
     let stuck = [
         virt_sys::VIR_DOMAIN_PAUSED_IOERROR,
         virt_sys::VIR_DOMAIN_PAUSED_WATCHDOG,
@@ -733,7 +735,7 @@ fn power_state(state: virt_sys::virDomainState, reason: i32) -> PowerState {
     ];
     match state {
         virt_sys::VIR_DOMAIN_SHUTDOWN => PowerState::Stopping,
-        // Nothing restarts the domain by itself.
+        // Nothing restarts such a domain automatically.
         virt_sys::VIR_DOMAIN_CRASHED => PowerState::Failed,
         virt_sys::VIR_DOMAIN_SHUTOFF if is_one_of(&crashed) => PowerState::Failed,
         virt_sys::VIR_DOMAIN_PAUSED if is_one_of(&stuck) => PowerState::Failed,

@@ -14,7 +14,7 @@ use tracing_subscriber::EnvFilter;
 
 /// The exit code of wrong flags, environment or files: nothing was started.
 const MISCONFIGURED: u8 = 2;
-/// How long the process waits at its end for jobs on hosts that outlast their calls.
+/// How long the process waits on exit for jobs that outlast their calls.
 const JOBS_END_WITHIN: Duration = Duration::from_secs(1);
 
 /// A driver of virtual machines on hosts with libvirt and QEMU, for the Common Machine Interface.
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
         Err(RunError::Misconfigured(error)) => (ExitCode::from(MISCONFIGURED), error),
         Err(RunError::Failed(error)) => (ExitCode::FAILURE, error),
     };
-    // A terminal or a pipe that is gone changes no exit code.
+    // The exit code remains the same if stderr is closed.
     let _gone = writeln!(std::io::stderr(), "capcmi-driver-libvirt: {error:#}");
     code
 }
@@ -67,30 +67,29 @@ fn start(cli: Cli) -> Result<(), RunError> {
     log(&cli).map_err(RunError::Misconfigured)?;
     let config = Config::read(&cli.config).map_err(RunError::Misconfigured)?;
     let runtime = tokio::runtime::Runtime::new()
-        .context("starting the runtime failed")
+        .context("cannot start the async runtime")
         .map_err(RunError::Failed)?;
     let served = runtime.block_on(serve(cli.server, config));
-    // A call of libvirt may hang, and can't be ended.
+    // A libvirt call may hang, and can't be cancelled.
     runtime.shutdown_timeout(JOBS_END_WITHIN);
     served
 }
 
 fn log(cli: &Cli) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(&cli.log_level)
-        .with_context(|| format!("`{}` is no log filter", cli.log_level))?;
+        .with_context(|| format!("`{}` is not a log filter", cli.log_level))?;
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(false)
-        // A log line that nothing reads any more is lost: an attempt to report the loss would end the
-        // process.
+        // If stderr is closed, log lines are lost: reporting that would panic.
         .log_internal_errors(false)
         .with_writer(std::io::stderr);
     match cli.logging_format {
         LogFormat::Text => logs.init(),
         LogFormat::Json => logs.json().flatten_event(true).init(),
     }
-    // No panic message is logged: it may hold what the call was given, and the jobs of calls run on threads
-    // of their own.
+    // Panic messages are not logged, since they may contain secrets from the request. Jobs panic on threads
+    // of their own, so only a hook can hide the message.
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string);
         let thread = std::thread::current();

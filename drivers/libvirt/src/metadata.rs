@@ -1,4 +1,4 @@
-//! The driver's metadata of a domain: the machine that the domain is for, and what it was made from.
+//! The driver's metadata of a domain: its machine, and the spec that it was created from.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,10 +17,10 @@ pub const NAMESPACE: &str = "https://capcmi.io/libvirt/1.0";
 /// The prefix of the namespace in a domain's XML.
 pub const PREFIX: &str = "capcmi";
 const ELEMENT: &str = "machine";
-/// The namespace of the element by which an administrator locks a domain: its text says why.
+/// The namespace of the element that locks a domain. An administrator adds it, with the reason as its text.
 pub const LOCK_NAMESPACE: &str = "https://capcmi.io/libvirt/lock";
 
-/// The content of the element, as JSON: XML can't represent every text that a tag may have.
+/// The content of the element, as JSON: a tag may have characters that XML can't represent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Record {
@@ -34,7 +34,7 @@ pub struct Record {
     pub provider_id: String,
     /// When the domain was made.
     pub created_at: Timestamp,
-    /// Whether the domain was ever started. A domain that was not is not a machine yet.
+    /// Whether the domain was ever started. Until then, it does not count as a machine.
     pub started: bool,
     /// When the driver last started the domain. Earlier versions did not record it.
     #[serde(default)]
@@ -65,15 +65,14 @@ pub fn lock_reason(element: &str) -> String {
     // An element without a reason locks as well.
     let read: Lock = quick_xml::de::from_str(element).unwrap_or_default();
     if read.text.is_empty() {
-        "no reason is given".to_owned()
+        "no reason given".to_owned()
     } else {
         read.text
     }
 }
 
 impl Record {
-    /// The machine in the metadata. Its UUID is that of the machine's domain; a domain with another UUID is a
-    /// copy.
+    /// The machine in the metadata. A domain whose UUID differs from the machine's is a copy.
     pub fn key(&self) -> MachineKey {
         MachineKey {
             cluster: self.cluster.clone(),
@@ -82,13 +81,13 @@ impl Record {
         }
     }
 
-    /// Whether the metadata belongs to the machine, its machine object included.
+    /// Whether the metadata belongs to this machine, including its machine object.
     pub fn is_of(&self, key: &MachineKey) -> bool {
         self.key() == *key
     }
 
-    /// Returns the first field in which the VM differs from a spec. Hot-updatable fields do not count, and
-    /// neither does a new default of the configuration.
+    /// Returns the first field that differs between the VM and a spec. Ignores hot-updatable fields and
+    /// changed defaults in the configuration.
     pub fn difference(&self, spec: &VmSpec) -> Option<&'static str> {
         let gigabytes = |bytes: u64| bytes / crate::spec::GB;
         [
@@ -112,8 +111,8 @@ impl Record {
         .find_map(|(field, same)| (!same).then_some(field))
     }
 
-    /// Encodes the metadata as JSON, whose escapes cover everything that XML can't represent, but for two
-    /// characters. These occur only in strings, where they may be escaped, too.
+    /// Encodes the metadata as JSON. JSON escapes all characters that XML can't represent except two. Those
+    /// two occur only in strings, where an escape is valid.
     fn to_json(&self) -> serde_json::Result<String> {
         let text = serde_json::to_string(self)?;
         Ok(text.replace('\u{fffe}', "\\ufffe").replace('\u{ffff}', "\\uffff"))
@@ -122,7 +121,7 @@ impl Record {
     /// Writes the element into a domain's XML.
     ///
     /// # Errors
-    /// Those of the writer, and when the metadata can't be encoded as JSON.
+    /// The metadata can't be encoded, or the writer fails.
     pub fn write<W: io::Write>(&self, writer: &mut Writer<W>) -> io::Result<()> {
         let text = self.to_json()?;
         let name = format!("{PREFIX}:{ELEMENT}");
@@ -133,13 +132,13 @@ impl Record {
         Ok(())
     }
 
-    /// Encodes the element for a domain that exists: libvirt adds the namespace.
+    /// Encodes the element for an existing domain. libvirt adds the namespace.
     ///
     /// # Errors
     /// INTERNAL when the element can't be written.
     pub fn to_element(&self) -> Result<String> {
         let failed = |error: io::Error| {
-            Status::new(Code::Internal, "the metadata of a domain can't be written").with_source(error)
+            Status::new(Code::Internal, "cannot encode the metadata of a domain").with_source(error)
         };
         let text = self.to_json().map_err(|error| failed(error.into()))?;
         let mut writer = Writer::new(Vec::new());
@@ -150,17 +149,17 @@ impl Record {
         String::from_utf8(writer.into_inner()).map_err(|error| failed(io::Error::other(error)))
     }
 
-    /// Reads the element, as libvirt gives it.
+    /// Parses the element that libvirt returns.
     ///
     /// # Errors
-    /// INTERNAL when the driver can't have written it: something else has changed it.
+    /// INTERNAL when the driver can't have written it, so something else has changed it.
     pub fn parse(element: &str) -> Result<Self> {
         #[derive(Deserialize)]
         struct Element {
             #[serde(rename = "$text")]
             text: String,
         }
-        let broken = "the driver's metadata of a domain is broken";
+        let broken = "cannot parse the driver's metadata of a domain";
         let read: Element = quick_xml::de::from_str(element)
             .map_err(|error| Status::new(Code::Internal, broken).with_source(error))?;
         serde_json::from_str(&read.text)
@@ -205,7 +204,7 @@ pub(crate) mod tests {
         assert_eq!(Record::parse(&text).unwrap(), written);
     }
 
-    /// Read by libvirt itself: its test driver is in its library.
+    /// Parsed by libvirt itself: the library contains its test driver.
     #[test]
     fn libvirt_takes_any_tag() {
         virt::error::clear_error_callback();

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 pub use reservations::{FreeMemory, Held, Reservations};
 
-/// A host that a machine may be placed on, and the memory that no domain has, MiB.
+/// A host for the machine, and its memory that belongs to no domain, MiB.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// The host's name.
@@ -18,16 +18,17 @@ pub struct Candidate {
     pub free_mib: u64,
 }
 
-/// Chooses the host with the most free memory among those that have as much as the machine needs. Free memory
-/// is compared by powers of two of what the machine needs; hosts that have about as much are ordered by a
-/// hash of the machine and the host, so that many machines are spread. Two processes that place the same
-/// machine mostly choose the same host, although they see slightly different amounts of free memory. That is
-/// certain only where the caller returns the placement record.
+/// Chooses the host with the most free memory among those with enough.
+///
+/// Free memory is compared by powers of two of the machine's memory. A hash of machine and host orders hosts
+/// with about equal memory, and spreads machines over them. Two processes that place the same machine
+/// therefore usually choose the same host, even if they see slightly different amounts. Only a returned
+/// placement record guarantees it.
 ///
 /// # Errors
 /// RESOURCE_EXHAUSTED when no host has enough.
 fn choose(mut candidates: Vec<Candidate>, needed_mib: u64, machine: Uuid) -> Result<String> {
-    // `None` where the machine does not fit.
+    // `None` if the machine does not fit.
     let room = |candidate: &Candidate| (candidate.free_mib / needed_mib.max(1)).checked_ilog2();
     let fit = candidates
         .iter()
@@ -43,10 +44,7 @@ fn choose(mut candidates: Vec<Candidate>, needed_mib: u64, machine: Uuid) -> Res
         .collect();
     Err(Status::new(
         Code::ResourceExhausted,
-        format!(
-            "no host has {needed_mib} MiB of memory free; free are: {}",
-            free.join(", ")
-        ),
+        format!("no host has {needed_mib} MiB of free memory: {}", free.join(", ")),
     ))
 }
 

@@ -1,4 +1,4 @@
-//! The NoCloud seed: an ISO 9660 image from which cloud-init reads user data and instance metadata.
+//! The NoCloud seed: an ISO 9660 image for cloud-init, with user data and instance metadata.
 
 use std::io::Cursor;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use hadris_iso::read::PathSeparator;
 use hadris_iso::write::options::{BaseIsoLevel, CreationFeatures, IsoFormatOptions};
 use hadris_iso::write::{File, InputFiles, IsoImageWriter};
 
-/// The label by which cloud-init recognizes the volume.
+/// cloud-init recognizes the volume by this label.
 const LABEL: &str = "cidata";
 /// The sector size of an ISO image, bytes.
 const SECTOR: usize = 2048;
-/// More bytes than descriptors, path tables and two directories of three files take.
+/// An upper limit for descriptors, path tables and two directories of three files each, bytes.
 const OVERHEAD: usize = 64 * SECTOR;
 
-/// The data that a guest gets besides its user data.
+/// Instance data for a guest, in addition to its user data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// The instance ID: another guest has another one.
+    /// The instance ID, unique for each guest.
     pub id: String,
     /// The name of the guest.
     pub hostname: String,
@@ -30,8 +30,8 @@ pub struct Instance {
 }
 
 impl Instance {
-    /// Returns the instance metadata. The host name is quoted: YAML takes `1001` and `no` for a number and a
-    /// truth value.
+    /// Returns the instance metadata. The host name is quoted, since YAML would read `1001` as a number and
+    /// `no` as a boolean.
     fn meta_data(&self) -> String {
         format!(
             "instance-id: {}\nlocal-hostname: \"{}\"\nprovider_id: {}\n",
@@ -72,14 +72,13 @@ pub fn image(instance: &Instance, user_data: &[u8]) -> Result<Vec<u8>> {
     let room = user_data.len().next_multiple_of(SECTOR) + OVERHEAD;
     let mut image = Cursor::new(vec![0; room]);
     IsoImageWriter::create(&mut image, files, options()).map_err(|error| {
-        Status::new(Code::Internal, "the seed of the guest can't be written")
-            .with_source(Text(error.to_string()))
+        Status::new(Code::Internal, "cannot write the seed of the guest").with_source(Text(error.to_string()))
     })?;
     Ok(image.into_inner())
 }
 
-/// Returns the format of the image: Joliet, for the names that cloud-init looks for. Names of plain ISO 9660
-/// have no `-` and no lower case.
+/// Returns the format of the image. cloud-init needs Joliet names: plain ISO 9660 names have no `-` and no
+/// lower case.
 fn options() -> IsoFormatOptions {
     IsoFormatOptions {
         volume_name: LABEL.to_owned(),
@@ -106,7 +105,7 @@ fn options() -> IsoFormatOptions {
     }
 }
 
-/// The text of an error of the image writer.
+/// An error message of the image writer.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Text(String);
@@ -126,7 +125,7 @@ mod tests {
         }
     }
 
-    /// The files by their Joliet names, read by the directory records themselves and not by what wrote them.
+    /// The files by their Joliet names. Reads the directory records without the library that wrote them.
     fn files(image: &[u8]) -> Vec<(String, Vec<u8>)> {
         let number = |at: usize| u32::from_le_bytes(image[at..at + 4].try_into().unwrap()) as usize;
         let joliet = (16..32)

@@ -12,20 +12,20 @@ use crate::identity::MachineKey;
 
 /// The field with the tags.
 pub const TAGS: &str = "tags";
-/// The field with the share of the host's processors.
+/// The field with the VM's share of the host's processors.
 pub const CPU_SHARES: &str = "cpuShares";
-/// The field with the memory that the guest has at the moment.
+/// The field with the guest's current memory.
 pub const MEMORY_MIB: &str = "memoryMib";
 /// The field with the size of the root file system.
 const ROOT_FS_SIZE: &str = "rootFsSize";
 /// The CPU shares that the kernel accepts with both versions of control groups.
 const SHARES: std::ops::RangeInclusive<u64> = 2..=10_000;
-/// The least memory of a guest: with less, no guest can run.
+/// The least memory that a guest can run with.
 const LEAST_MEMORY_MIB: u64 = 64;
-/// A GB, as disks are sold.
+/// A decimal GB, the unit of disk sizes.
 pub const GB: u64 = 1_000_000_000;
 
-/// What a VM is to be.
+/// The provider spec of a VM.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schemars(title = "Provider spec of the libvirt driver")]
@@ -44,14 +44,14 @@ pub struct VmSpec {
     #[serde(default, deserialize_with = "whole_if_there")]
     #[schemars(with = "u64")]
     pub root_fs_size: Option<u64>,
-    /// Share of the host's processors while they are short, beside that of a VM without: 100 where the host
-    /// has control groups of version 2, 1024 where it has version 1. Can be changed while the VM lives.
-    /// Default: the host's.
+    /// Share of the host's processors while they are short. A VM without this field has 100 on a host with
+    /// control groups version 2, and 1024 with version 1. Can be changed while the VM lives. Default: the
+    /// host's.
     #[serde(default, deserialize_with = "whole_if_there")]
     #[schemars(with = "u64", range(min = *SHARES.start(), max = *SHARES.end()))]
     pub cpu_shares: Option<u64>,
-    /// Memory that the guest has at the moment, MiB; the balloon takes the rest of the size's. Can be
-    /// changed while the VM lives. Default: all.
+    /// Current memory of the guest, MiB; the balloon takes the rest of the size's memory. Can be changed
+    /// while the VM lives. Default: all.
     #[serde(default, deserialize_with = "whole_if_there")]
     #[schemars(with = "u64", range(min = LEAST_MEMORY_MIB))]
     pub memory_mib: Option<u64>,
@@ -59,7 +59,7 @@ pub struct VmSpec {
     #[serde(default, deserialize_with = "not_blank_if_there")]
     #[schemars(with = "String")]
     pub failure_domain: Option<String>,
-    /// What the VM is tagged with. Can be changed while the VM lives.
+    /// The tags of the VM. Can be changed while the VM lives.
     #[serde(default)]
     #[schemars(default)]
     pub tags: BTreeMap<String, String>,
@@ -73,8 +73,7 @@ pub enum Tagged {
     /// `kubernetes.io/cluster`: the call is about a cluster.
     Cluster,
     /// `kubernetes.io/cluster` and `kubernetes.io/role`: the call is about one machine. `capcmi.io/machine`
-    /// says which machine object the VM belongs to; a client of the published interface alone does not send
-    /// it.
+    /// names the machine object of the VM, and is optional: it is not part of the published interface.
     Machine,
 }
 
@@ -88,7 +87,7 @@ impl Tagged {
     }
 }
 
-/// The parts of the configuration that a spec asks for.
+/// The parts of the configuration that a spec names.
 #[derive(Clone, Debug)]
 pub struct Wanted<'a> {
     /// The pool.
@@ -99,12 +98,12 @@ pub struct Wanted<'a> {
     pub image_name: &'a str,
     /// The image.
     pub image: &'a Image,
-    /// The hosts that the VM may be placed on; one where the spec has a failure domain.
+    /// The hosts that the VM may be placed on; a single one if the spec has a failure domain.
     pub hosts: Vec<&'a str>,
 }
 
 impl Wanted<'_> {
-    /// The host that the VM is made on, where there is no choice.
+    /// The host of the VM, if there is no choice.
     pub fn only_host(&self) -> Option<&str> {
         match self.hosts.as_slice() {
             [only] => Some(only),
@@ -114,11 +113,11 @@ impl Wanted<'_> {
 }
 
 impl VmSpec {
-    /// Reads a spec, and checks that mandatory fields and tags are present and that every field has its type
+    /// Reads a spec. Checks that mandatory fields and tags are present, and that every field has its type
     /// (DRV-02, DRV-04).
     ///
     /// # Errors
-    /// INVALID_ARGUMENT with the place of the field.
+    /// INVALID_ARGUMENT with the path of the field.
     pub fn read(spec: &ProviderSpec, tagged: Tagged) -> Result<Self> {
         let read: Self =
             serde_path_to_error::deserialize(Value::Object(spec.0.clone())).map_err(|error| {
@@ -128,12 +127,12 @@ impl VmSpec {
                 } else {
                     pointer(&place)
                 };
-                let what = format!("the provider spec{place} can't be used: {}", error.into_inner());
+                let what = format!("the provider spec{place} is invalid: {}", error.into_inner());
                 Status::new(Code::InvalidArgument, what)
             })?;
         for name in tagged.names() {
             if read.tags.get(*name).is_none_or(|value| value.trim().is_empty()) {
-                return Err(invalid(&tag_place(name), "is required and has to be a text"));
+                return Err(invalid(&tag_place(name), "is required and must be a string"));
             }
         }
         let blank = read
@@ -143,13 +142,13 @@ impl VmSpec {
         if tagged == Tagged::Machine && blank.is_some() {
             return Err(invalid(
                 &tag_place(tags::MACHINE),
-                "may be left out, and is blank",
+                "is blank: set a value or omit the tag",
             ));
         }
         Ok(read)
     }
 
-    /// Returns the key of the machine of this name that the spec is about.
+    /// Returns the key of the machine with this name.
     pub fn key(&self, name: &str) -> MachineKey {
         let tag = |tag| self.tags.get(tag).cloned().unwrap_or_default();
         MachineKey {
@@ -164,7 +163,7 @@ impl VmSpec {
         self.tags.get(tags::CLUSTER).map_or("", String::as_str)
     }
 
-    /// Returns the tags that do not say which machine the VM belongs to.
+    /// Returns the tags that do not identify the machine.
     pub fn own_tags(&self) -> BTreeMap<String, String> {
         let all = self.tags.iter();
         all.filter(|(tag, _)| !tags::RESERVED.contains(&tag.as_str()))
@@ -172,12 +171,12 @@ impl VmSpec {
             .collect()
     }
 
-    /// Finds in the configuration what the spec asks for. A call about an existing VM does not need that: the
-    /// VM has to be found and deleted even after its pool or size was removed from the configuration.
+    /// Looks up the spec's pool, size, image and hosts in the configuration. Calls about an existing VM must
+    /// not need them: the VM can be found and deleted after its pool or size was removed.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT when the configuration does not have what the spec names; OUT_OF_RANGE when a number
-    /// is not one that the pool or the size allows (DRV-CR-11).
+    /// INVALID_ARGUMENT when the configuration lacks a name; OUT_OF_RANGE when the pool or the size does not
+    /// allow a number (DRV-CR-11).
     pub fn within<'a>(&self, config: &'a Config) -> Result<Wanted<'a>> {
         let pool = known(&config.vm_pools, &self.vm_pool, "/vmPool")?;
         let size = known(&config.sizes, &self.size, "/size")?;
@@ -199,7 +198,7 @@ impl VmSpec {
             let most = pool.max_root_fs_gb;
             return Err(out_of_range(
                 ROOT_FS_SIZE,
-                &format!("is {asked} GB; a VM of the pool has 1 to {most} GB"),
+                &format!("is {asked} GB: the pool allows 1 to {most} GB"),
             ));
         }
         self.check_hot(size.memory_mib)?;
@@ -212,7 +211,7 @@ impl VmSpec {
         })
     }
 
-    /// Checks that the configuration has the host that the spec asks for.
+    /// Checks that the configuration has the spec's host.
     ///
     /// # Errors
     /// INVALID_ARGUMENT with the field and the configured hosts.
@@ -225,7 +224,7 @@ impl VmSpec {
         }
     }
 
-    /// Checks the numbers that can be changed while a VM lives, for a VM with this maximum of memory.
+    /// Checks the numbers that can be changed while a VM lives, given the maximum of its memory.
     ///
     /// # Errors
     /// OUT_OF_RANGE with the field (DRV-CR-11).
@@ -233,24 +232,24 @@ impl VmSpec {
         if let Some(asked) = self.cpu_shares
             && !SHARES.contains(&asked)
         {
-            let what = format!("is {asked}; there are {} to {}", SHARES.start(), SHARES.end());
+            let what = format!("is {asked}: use {} to {}", SHARES.start(), SHARES.end());
             return Err(out_of_range(CPU_SHARES, &what));
         }
         if let Some(asked) = self.memory_mib
             && !(LEAST_MEMORY_MIB..=most_memory_mib).contains(&asked)
         {
-            let what = format!("is {asked}; a VM of the size has {LEAST_MEMORY_MIB} to {most_memory_mib}");
+            let what = format!("is {asked}: use {LEAST_MEMORY_MIB} to {most_memory_mib}");
             return Err(out_of_range(MEMORY_MIB, &what));
         }
         Ok(())
     }
 }
 
-/// Returns the schema of a user's spec. The controller's tags are not in it: the controller adds them later.
+/// Returns the schema of a user's spec. It lacks the controller's tags, since the controller adds them later.
 pub fn schema(config: &Config) -> SpecSchema {
     let mut schema = Value::from(schemars::schema_for!(VmSpec));
     let fields = &mut schema["properties"];
-    // A field that may be left out may not be null.
+    // An optional field may be absent, but not null.
     for field in fields.as_object_mut().into_iter().flatten() {
         if let Some(field) = field.1.as_object_mut() {
             field.remove("default");
@@ -274,7 +273,7 @@ fn unknown<T: std::fmt::Debug>(place: &str, name: &str, known: impl Iterator<Ite
     let known: Vec<_> = known.collect();
     invalid(
         place,
-        &format!("is `{name}`, which does not exist; there are {known:?}"),
+        &format!("is `{name}`, which does not exist: use one of {known:?}"),
     )
 }
 
@@ -296,8 +295,8 @@ fn tag_place(tag: &str) -> String {
     format!("/{TAGS}/{}", tag.replace('~', "~0").replace('/', "~1"))
 }
 
-/// Formats a path such as `tags.team` as `'s /tags/team`. Names of fields have no dot; a dot in the name of a
-/// tag is shown as a slash, and the tag is found all the same.
+/// Formats a path such as `tags.team` as `'s /tags/team`. Field names have no dot. A dot in the name of a tag
+/// becomes a slash, and the path is still recognizable.
 fn pointer(path: &str) -> String {
     format!("'s /{}", path.replace('.', "/"))
 }
@@ -305,7 +304,7 @@ fn pointer(path: &str) -> String {
 fn not_blank<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
     if text.trim().is_empty() {
-        return Err(serde::de::Error::custom("it has to be a text that is not blank"));
+        return Err(serde::de::Error::custom("must be a string that is not blank"));
     }
     Ok(text)
 }
@@ -316,17 +315,17 @@ fn not_blank_if_there<'de, D: Deserializer<'de>>(
     not_blank(deserializer).map(Some)
 }
 
-/// Reads a whole number, which JSON may also write as `20.0`.
+/// Reads an integer, which may also be written as `20.0`.
 fn whole_if_there<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<u64>, D::Error> {
     let number = serde_json::Number::deserialize(deserializer)?;
     let whole = number.as_u64().or_else(|| {
         let number = number
             .as_f64()
             .filter(|number| number.fract() == 0.0 && *number >= 0.0)?;
-        // A number beyond all bounds is out of range, and not of the wrong type.
+        // A number that is too large must be out of range, not a type error.
         format!("{number:.0}").parse().ok().or(Some(u64::MAX))
     });
-    let refused = || serde::de::Error::custom("it has to be a whole number, and not negative");
+    let refused = || serde::de::Error::custom("must be a whole number that is not negative");
     whole.map(Some).ok_or_else(refused)
 }
 

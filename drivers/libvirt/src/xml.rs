@@ -1,4 +1,4 @@
-//! The XML of domains and volumes for libvirt. The writer escapes every name and text.
+//! The XML of domains and volumes for libvirt. The writer escapes all names and texts.
 
 use std::io;
 
@@ -24,15 +24,15 @@ pub struct Domain<'a> {
     pub record: &'a Record,
     /// Virtual CPUs.
     pub cpus: u32,
-    /// The most memory, MiB.
+    /// The maximum memory, MiB.
     pub memory_mib: u64,
-    /// The memory that the guest has at first, MiB.
+    /// The memory of the guest at its start, MiB.
     pub current_memory_mib: u64,
     /// Its share of the host's processors.
     pub cpu_shares: Option<u64>,
     /// What starts the boot loader.
     pub firmware: Firmware,
-    /// The kernel, where there is no boot loader.
+    /// The kernel, for a guest without a boot loader.
     pub direct_boot: Option<&'a DirectBoot>,
     /// Path of the volume of the root file system, on the host.
     pub root_path: &'a str,
@@ -40,7 +40,7 @@ pub struct Domain<'a> {
     pub bootstrap: Bootstrap<'a>,
     /// Path of the file for its serial console, on the host.
     pub console_path: &'a str,
-    /// What its network interface is attached to.
+    /// The network or bridge of its network interface.
     pub attachment: Attachment<'a>,
     /// The MAC address of its network interface.
     pub mac: &'a str,
@@ -49,9 +49,10 @@ pub struct Domain<'a> {
 /// How a guest gets its bootstrap data.
 #[derive(Debug)]
 pub enum Bootstrap<'a> {
-    /// A NoCloud seed in the volume at this path of the host.
+    /// A NoCloud seed, in the volume at this path on the host.
     Seed(&'a str),
-    /// By QEMU's `fw_cfg`, which has no metadata beside the data.
+    /// QEMU's `fw_cfg`. Ignition reads no instance metadata, so host name and ProviderID are separate
+    /// entries.
     Ignition {
         /// The file for Ignition, by its path on the host.
         path: &'a str,
@@ -62,7 +63,7 @@ pub enum Bootstrap<'a> {
     },
 }
 
-/// What a network interface is attached to.
+/// The network or bridge of a network interface.
 #[derive(Clone, Copy, Debug)]
 pub enum Attachment<'a> {
     /// A network of libvirt.
@@ -71,7 +72,7 @@ pub enum Attachment<'a> {
     Bridge(&'a str),
 }
 
-/// A volume that is to be made.
+/// A volume to create.
 #[derive(Debug)]
 pub struct Volume<'a> {
     /// Its name.
@@ -80,12 +81,12 @@ pub struct Volume<'a> {
     pub capacity: u64,
     /// Its format.
     pub format: ImageFormat,
-    /// Path and format of the image that the volume is a layer upon.
+    /// Path and format of the image below this volume.
     pub backing: Option<(&'a str, ImageFormat)>,
 }
 
 impl Domain<'_> {
-    /// Returns the XML that libvirt defines the domain from.
+    /// Returns the XML of the domain.
     ///
     /// # Errors
     /// INTERNAL when the XML can't be written.
@@ -162,8 +163,8 @@ impl Domain<'_> {
         })
     }
 
-    /// Writes whether the firmware has Secure Boot. Of several UEFI files, libvirt takes the first that
-    /// nothing excludes: on Debian, that is the one that starts only signed boot loaders.
+    /// Writes whether the firmware has Secure Boot. Otherwise libvirt takes its first UEFI file that fits,
+    /// and on Debian that one starts only signed boot loaders.
     fn write_secure_boot(&self, xml: &mut Xml) -> io::Result<()> {
         let enabled = match self.firmware {
             Firmware::Bios => return Ok(()),
@@ -181,7 +182,7 @@ impl Domain<'_> {
     fn write_devices(&self, xml: &mut Xml) -> io::Result<()> {
         write_disk(xml, "vda", self.root_path, "qcow2", false)?;
         if let Bootstrap::Seed(path) = self.bootstrap {
-            // A disk, and no CD-ROM: kernels for clouds have no driver for a CD-ROM.
+            // A disk instead of a CD-ROM: cloud kernels have no driver for a CD-ROM.
             write_disk(xml, "vdb", path, "raw", true)?;
         }
         let (kind, source) = match self.attachment {
@@ -217,8 +218,7 @@ impl Domain<'_> {
 }
 
 impl Volume<'_> {
-    /// Returns the XML that a storage pool makes the volume from. Only the owner of the file may read it: a
-    /// seed holds secrets.
+    /// Returns the XML of the volume. Only the owner of the file may read it, since a seed contains secrets.
     ///
     /// # Errors
     /// INTERNAL when the XML can't be written.
@@ -246,8 +246,8 @@ impl Volume<'_> {
     }
 }
 
-/// Writes a disk by its path, and not by pool and volume: libvirt's AppArmor profile of the guest does not
-/// cover those, and QEMU may not open them.
+/// Writes a disk by its path. With pool and volume instead, libvirt's AppArmor profile of the guest lacks the
+/// file, and QEMU may not open it.
 fn write_disk(xml: &mut Xml, at: &str, path: &str, format: &str, fixed: bool) -> io::Result<()> {
     element(xml, "disk", &[("type", "file"), ("device", "disk")], |xml| {
         empty(xml, "driver", &[("name", "qemu"), ("type", format)])?;
@@ -262,7 +262,7 @@ fn write_disk(xml: &mut Xml, at: &str, path: &str, format: &str, fixed: bool) ->
 
 fn document(what: &str, write: impl FnOnce(&mut Xml) -> io::Result<()>) -> Result<String> {
     let failed = |error: io::Error| {
-        let message = format!("the XML of a {what} can't be written");
+        let message = format!("cannot write the XML of a {what}");
         Status::new(Code::Internal, message).with_source(error)
     };
     let mut writer = Writer::new(Vec::new());

@@ -28,7 +28,7 @@ impl PlacementRecord {
     /// # Errors
     /// INTERNAL: without the record, a machine might be made on two hosts.
     pub fn write(&self) -> Result<LastKnownState> {
-        let failed = || Status::new(Code::Internal, "writing the placement record failed");
+        let failed = || Status::new(Code::Internal, "cannot encode the placement record");
         let json = serde_json::to_vec(self).map_err(|error| failed().with_source(error))?;
         LastKnownState::new(json).ok_or_else(failed)
     }

@@ -1,9 +1,8 @@
-//! What all hosts report about one machine, and what follows from it.
+//! Queries all hosts for one machine, and derives the result.
 //!
-//! A host that does not answer may have the VM. Whether that matters depends on what is known: where a
-//! ProviderID, a failure domain or a placement record names the host, the others need not answer. Where
-//! nothing names it, all hosts have to answer: otherwise a host that is down would lead to a second VM on
-//! another one.
+//! A host that does not answer may have the VM. Other hosts need not answer when a ProviderID, a failure
+//! domain or a placement record names the host. Otherwise all hosts must answer: a host that is down must not
+//! lead to a second VM on another host.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -64,7 +63,7 @@ pub struct Found {
     pub started: bool,
 }
 
-/// Runs a job on a host. A host that need not answer gets only a short time.
+/// Runs a job on a host, with a short timeout if the host need not answer.
 pub async fn query<T: Send + 'static>(
     host: &Arc<Host>,
     required: bool,
@@ -74,16 +73,11 @@ pub async fn query<T: Send + 'static>(
         return host.run(job).await;
     }
     let asked = timeout(OPTIONAL_TIMEOUT, host.run_unless_down(job)).await;
-    asked.unwrap_or_else(|_elapsed| {
-        Err(Status::new(
-            Code::Unavailable,
-            "a host that need not answer did not",
-        ))
-    })
+    asked.unwrap_or_else(|_elapsed| Err(Status::new(Code::Unavailable, "an optional host did not answer")))
 }
 
 impl Survey {
-    /// Asks all hosts at once.
+    /// Queries all hosts concurrently.
     pub async fn of(hosts: &BTreeMap<String, Arc<Host>>, key: &MachineKey, possible: &PossibleHosts) -> Self {
         let answers = hosts.iter().map(|(name, host)| {
             let required = possible.contains(name);
@@ -111,16 +105,17 @@ impl Survey {
                 started,
             }),
             Err(status) if required => self.silent = Some(status),
-            Err(status) => tracing::debug!(host, %status, "a host that need not answer did not"),
+            Err(status) => tracing::debug!(host, %status, "an optional host did not answer"),
         }
     }
 
-    /// Returns the only VM of the machine.
+    /// Returns the machine's VM.
     ///
     /// # Errors
-    /// OUT_OF_RANGE when there are several; FAILED_PRECONDITION when a domain may be the machine's; NOT_FOUND
-    /// when there is none, and every host that may have it has said so; otherwise the error of the host that
-    /// did not answer.
+    /// - OUT_OF_RANGE: there are several VMs.
+    /// - FAILED_PRECONDITION: a domain may be the machine's.
+    /// - NOT_FOUND: every host that may have the VM has reported that it does not exist.
+    /// - Otherwise the error of the host that did not answer.
     pub fn one(self, asked: &MachineCall) -> Result<Found> {
         let ids = self.ids();
         let mut found = self.found.into_iter();
@@ -133,12 +128,12 @@ impl Survey {
         }
     }
 
-    /// Returns the host that has the machine already, or `None` if the machine may be made.
+    /// Returns the host that already has the machine, or `None` if the machine may be created.
     ///
     /// # Errors
-    /// FAILED_PRECONDITION when there are several VMs; ALREADY_EXISTS when a domain belongs to another
-    /// machine object, or may be the machine's; otherwise the error of a host that may have the VM and did
-    /// not answer.
+    /// - FAILED_PRECONDITION: there are several VMs.
+    /// - ALREADY_EXISTS: a domain belongs to another machine object, or may be the machine's.
+    /// - Otherwise the error of a host that may have the VM and did not answer.
     pub fn for_create(self, key: &MachineKey, possible: &PossibleHosts) -> Result<Option<String>> {
         let ids = self.ids();
         if self.found.len() > 1 {
@@ -148,7 +143,7 @@ impl Survey {
             return Ok(Some(found.host));
         }
         if let Some(what) = self.others.first().or(self.doubtful.first()) {
-            let message = format!("machine `{}` can't be made: there is {what}", key.name);
+            let message = format!("cannot create machine `{}`: there is {what}", key.name);
             return Err(Status::new(Code::AlreadyExists, message));
         }
         let Some(status) = self.silent else {
@@ -158,8 +153,7 @@ impl Survey {
             return Err(status);
         }
         let what = format!(
-            "{}; without a failure domain the machine may be there already, so that none is made on another \
-                host",
+            "{}: the machine may exist on that host, so it is not created on another one",
             status.message()
         );
         Err(status.with_message(what))

@@ -22,7 +22,7 @@ pub fn console(connect: &Connect, key: &MachineKey) -> Result<Console> {
     let name = key.console_volume();
     let mut volumes = remove::volumes(connect, key)?.into_iter();
     let Some(log) = volumes.find(|volume| volume.get_name().is_ok_and(|found| found == name)) else {
-        let message = format!("no active storage pool has the console log `{name}`");
+        let message = format!("the console log `{name}` is in no active storage pool");
         return Err(Status::new(Code::FailedPrecondition, message));
     };
     let output = end_of(connect, &log).map_err(|error| failure(&name, error))?;
@@ -52,7 +52,10 @@ fn end_of(connect: &Connect, log: &StorageVol) -> std::result::Result<Vec<u8>, E
 fn failure(name: &str, error: Error) -> Status {
     let doing = format!("reading the console log `{name}`");
     if error.code() == ErrorNumber::NoStorageVolume {
-        return Status::new(Code::FailedPrecondition, format!("{doing}: the volume is gone"));
+        return Status::new(
+            Code::FailedPrecondition,
+            format!("{doing} failed: the volume no longer exists"),
+        );
     }
     status(&doing, error)
 }

@@ -1,4 +1,4 @@
-//! Makes a machine, or completes one that was made in part.
+//! Creates a machine, or completes a partial one.
 
 use std::sync::Arc;
 
@@ -23,14 +23,14 @@ use crate::seed::{self, Instance};
 use crate::spec::{GB, VmSpec};
 use crate::xml::{self, Attachment, Bootstrap};
 
-/// How many bytes one call sends to libvirt at most.
+/// The most bytes in one call to libvirt.
 const CHUNK: usize = 256 * 1024;
-/// The unit in which libvirt measures the size of a layer.
+/// libvirt rounds the size of a layer up to this unit.
 const KIB: u64 = 1024;
 /// The format of bootstrap data that is not for cloud-init.
 const IGNITION: &[u8] = b"ignition";
 
-/// A machine that is to be made on a host.
+/// A request to create a machine on a host.
 #[derive(Debug)]
 pub struct MachineRequest {
     /// The machine.
@@ -45,53 +45,54 @@ pub struct MachineRequest {
     pub pool: VmPool,
     /// Its CPUs and memory.
     pub size: Size,
-    /// The image's name.
+    /// The name of the image in the configuration.
     pub image_name: String,
     /// The image that its root file system is a layer upon.
     pub image: Image,
     /// The bootstrap data.
     pub user_data: Option<SecretValue>,
-    /// The format of the bootstrap data, where the caller says.
+    /// The format of the bootstrap data, if the caller names one.
     pub format: Option<SecretValue>,
-    /// The images whose checksums were verified.
+    /// The checksums that were already verified.
     pub images: Images,
-    /// Memory of the host that no machine gets, MiB.
+    /// Memory of the host that is not for machines, MiB.
     pub reserved_mib: u64,
     /// The memory that is reserved for other machines.
     pub reservations: Arc<Reservations>,
 }
 
-/// The result of a request that was decided: any other outcome is an error.
+/// The result of a request that was decided. Any other outcome is an error.
 #[derive(Debug)]
 pub enum Created {
     /// The machine exists.
     Made(Box<Machine>),
-    /// Nothing was made: a domain of the name is another machine's, or the host is not fit for the machine.
+    /// Nothing was created: a domain with the name belongs to another machine, or the host can't have the
+    /// machine.
     Refused(Status),
 }
 
-/// The result of the checks that come before anything is made.
+/// The result of the checks before the first change.
 struct Checked {
     pool: StoragePool,
     image: CheckedImage,
     root_bytes: u64,
-    /// Held until the domain has the memory.
+    /// Held until the domain counts towards the host's memory.
     _memory: Held,
 }
 
-/// Makes the machine, or adopts the one that exists.
+/// Creates the machine, or adopts its domain.
 ///
-/// Nothing is rolled back after a failure half-way: another process may be making the same machine from the
-/// same volumes, and its guest may run by then. The repeat continues with what there is, and the delete
-/// removes it.
+/// A failure half-way rolls nothing back. Another process may be creating the same machine from the same
+/// volumes, and its guest may already run. A repeated create continues from the existing parts, and a delete
+/// removes them.
 ///
 /// # Errors
-/// ALREADY_EXISTS when the machine exists and was made from another spec; those of the host.
+/// ALREADY_EXISTS when the machine exists with another spec; otherwise the error of the host.
 pub fn create(connect: &Connect, request: &MachineRequest) -> Result<Created> {
     match look(connect, &request.key)? {
         Lookup::Ours(vm) => adopt(*vm, request)?,
         Lookup::Other(what) | Lookup::Doubtful(what) => {
-            let message = format!("machine `{}` can't be made: there is {what}", request.key.name);
+            let message = format!("cannot create machine `{}`: there is {what}", request.key.name);
             return Ok(Created::Refused(Status::new(Code::AlreadyExists, message)));
         }
         Lookup::Nothing => match check(connect, request) {
@@ -104,12 +105,12 @@ pub fn create(connect: &Connect, request: &MachineRequest) -> Result<Created> {
     }
     match look(connect, &request.key)? {
         Lookup::Ours(vm) => Ok(Created::Made(Box::new(vm.describe(&request.key)?))),
-        // A create never answers NOT_FOUND.
+        // A create must not return NOT_FOUND.
         Lookup::Nothing | Lookup::Other(_) | Lookup::Doubtful(_) => Err(changed_meanwhile(request)),
     }
 }
 
-/// Whether the host confirms that no earlier call has made the machine's first volume.
+/// Whether the host confirms that the machine's first volume does not exist.
 fn has_no_disk(connect: &Connect, request: &MachineRequest) -> bool {
     let found = StoragePool::lookup_by_name(connect, &request.pool.storage_pool)
         .and_then(|pool| StorageVol::lookup_by_name(&pool, &root_volume(&request.key)));
@@ -123,13 +124,13 @@ fn root_volume(key: &MachineKey) -> String {
 
 fn changed_meanwhile(request: &MachineRequest) -> Status {
     let what = format!(
-        "machine `{}` was changed by another call meanwhile",
+        "another call changed machine `{}` at the same time",
         request.key.name
     );
     Status::new(Code::Aborted, what)
 }
 
-/// Checks whether the host is fit for the machine, and reserves the memory.
+/// Checks whether the host can have the machine, and reserves the memory.
 fn check(connect: &Connect, request: &MachineRequest) -> Result<Checked> {
     let memory = super::memory(connect, request.reserved_mib)?;
     let (host, needed) = (&request.host, request.size.memory_mib);
@@ -137,8 +138,9 @@ fn check(connect: &Connect, request: &MachineRequest) -> Result<Checked> {
         .reservations
         .hold(request.key.uuid(), host, needed, &memory);
     let held = held.map_err(|free| {
-        let what =
-            format!("host `{host}` has {free} MiB of memory free for machines, and {needed} are needed");
+        let what = format!(
+            "host `{host}` has {free} MiB of memory for machines, and the machine needs {needed} MiB"
+        );
         Status::new(Code::ResourceExhausted, what)
     })?;
     let pool = active_pool(connect, &request.pool.storage_pool)?;
@@ -146,8 +148,7 @@ fn check(connect: &Connect, request: &MachineRequest) -> Result<Checked> {
     let image = request
         .images
         .check(connect, &request.host, &request.image_name, &request.image)?;
-    // Rounded up as libvirt rounds the size of a layer: with another size, a volume that an earlier call has
-    // made would not count as complete.
+    // libvirt rounds up the same way. Otherwise the volume of an earlier call would seem incomplete.
     let root_bytes = root_bytes(request, &image)?.next_multiple_of(KIB);
     Ok(Checked {
         pool,
@@ -163,7 +164,7 @@ fn adopt(mut vm: Vm, request: &MachineRequest) -> Result<()> {
         return Err(Status::new(
             Code::AlreadyExists,
             format!(
-                "VM {} of machine `{}` exists with another /{field} than the provider spec",
+                "VM {} of machine `{}` exists, and its /{field} differs from the provider spec",
                 vm.record.provider_id, request.key.name
             ),
         ));
@@ -177,7 +178,7 @@ fn active_pool(connect: &Connect, name: &str) -> Result<StoragePool> {
     if pool.is_active().map_err(failed)? {
         return Ok(pool);
     }
-    let what = format!("storage pool `{name}` is not active: start it, and have it started with the host");
+    let what = format!("storage pool `{name}` is not active: start it, and enable its autostart");
     Err(Status::new(Code::FailedPrecondition, what))
 }
 
@@ -188,11 +189,11 @@ fn check_attachment(connect: &Connect, pool: &VmPool) -> Result<()> {
     if network.is_active().map_err(failed)? {
         return Ok(());
     }
-    let what = format!("network `{name}` is not active: start it, and have it started with the host");
+    let what = format!("network `{name}` is not active: start it, and enable its autostart");
     Err(Status::new(Code::FailedPrecondition, what))
 }
 
-/// Returns the size of the root file system: the image's size, unless the spec asks for more.
+/// Returns the size of the root file system: at least the image's size, and more if the spec asks for it.
 fn root_bytes(request: &MachineRequest, image: &CheckedImage) -> Result<u64> {
     let Some(gigabytes) = request.spec.root_fs_size else {
         return Ok(image.capacity);
@@ -200,7 +201,7 @@ fn root_bytes(request: &MachineRequest, image: &CheckedImage) -> Result<u64> {
     let asked = gigabytes.saturating_mul(GB);
     if asked < image.capacity {
         let what = format!(
-            "the provider spec's /rootFsSize is {gigabytes} GB; image `{}` alone takes {} bytes",
+            "the provider spec's /rootFsSize is {gigabytes} GB: image `{}` needs at least {} bytes",
             request.image_name, image.capacity
         );
         return Err(Status::new(Code::OutOfRange, what));
@@ -246,8 +247,8 @@ fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Resul
     } else {
         seed::image(&instance, data)?
     };
-    // The name follows from the content: a second process that makes the same machine with renewed bootstrap
-    // data must not write where the guest of the first one reads.
+    // The content determines the name. A second process may create the same machine with renewed bootstrap
+    // data, and must not overwrite the file of a running guest.
     let digest = hex(&Sha256::digest(data)[..8]);
     let seed_name = format!(
         "{prefix}{}-{digest}",
@@ -309,8 +310,8 @@ fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Resul
     define(connect, request, &xml, record)
 }
 
-/// Defines the domain, and starts it. A second definition would change a domain that another process has made
-/// meanwhile: that domain is adopted.
+/// Defines and starts the domain. Adopts a domain that another process has defined in the time between:
+/// defining it again would change it.
 fn define(connect: &Connect, request: &MachineRequest, xml: &str, record: Record) -> Result<()> {
     match look(connect, &request.key)? {
         Lookup::Nothing => {}
@@ -318,17 +319,18 @@ fn define(connect: &Connect, request: &MachineRequest, xml: &str, record: Record
         Lookup::Other(_) | Lookup::Doubtful(_) => return Err(changed_meanwhile(request)),
     }
     let domain = Domain::define_xml(connect, xml).map_err(|error| match look(connect, &request.key) {
-        // Not ALREADY_EXISTS, which says that there is nothing to delete: the volumes exist.
+        // Not ALREADY_EXISTS: with that code there is nothing to delete, but the volumes exist.
         Ok(Lookup::Other(_) | Lookup::Doubtful(_)) => changed_meanwhile(request).with_source(error),
         _ => status("defining the domain", error),
     })?;
     Vm { domain, record }.start()
 }
 
-/// Returns the volume of this name, and makes it where there is none. A volume that is not complete was left
-/// by a process that was killed half-way, and is made anew, unless there is by now a domain that may have it:
-/// another process, whose configuration names another image, may have made the same machine since this call
-/// has looked.
+/// Returns the volume with this name, and creates it if necessary.
+///
+/// A process that was killed half-way may have left an incomplete volume. It is replaced, unless a domain
+/// that may use it exists by now. Another process, configured with another image, may have created the same
+/// machine since the first look-up.
 fn have_volume(
     connect: &Connect,
     request: &MachineRequest,
@@ -355,8 +357,8 @@ fn have_volume(
     StorageVol::create_xml(pool, &wanted.to_xml()?, 0).map_err(|error| status(&doing, error))
 }
 
-/// Whether a volume has the wanted size and backing image. A volume without a wanted capacity grows: what a
-/// guest has written is kept.
+/// Whether a volume has the wanted size and backing image. A volume without a wanted capacity holds data that
+/// a guest has written, so any size is right.
 fn is_whole(there: &StorageVol, wanted: &xml::Volume<'_>) -> std::result::Result<bool, Error> {
     if wanted.capacity != 0 && there.get_info()?.capacity != wanted.capacity {
         return Ok(false);
@@ -367,13 +369,13 @@ fn is_whole(there: &StorageVol, wanted: &xml::Volume<'_>) -> std::result::Result
     })
 }
 
-/// A path as libvirt writes it into a description.
+/// A path in libvirt's XML.
 fn path_element(path: &str) -> String {
     format!("<path>{}</path>", quick_xml::escape::partial_escape(path))
 }
 
-/// Makes a volume with this content, and returns its path. The content is written even if the volume exists:
-/// it may have been written in part.
+/// Creates a volume with this content, and returns its path. Writes the content even if the volume exists,
+/// since it may be incomplete.
 fn filled_volume(
     connect: &Connect,
     request: &MachineRequest,
@@ -381,7 +383,7 @@ fn filled_volume(
     name: &str,
     content: &[u8],
 ) -> Result<String> {
-    // Another process may be making or removing the volume at this moment.
+    // Another process may be creating or deleting the same volume.
     let failed = |error: Error| of_a_volume(&format!("writing volume `{name}`"), error);
     let volume = have_volume(
         connect,

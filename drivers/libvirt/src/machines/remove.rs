@@ -33,7 +33,7 @@ pub fn delete(connect: &Connect, key: &MachineKey, storage_pools: &[String]) -> 
         }
         Lookup::Doubtful(what) => {
             let what = format!(
-                "machine `{}` can't be deleted: its volumes may be in use, since there is {what}",
+                "cannot delete machine `{}`: its volumes may be in use by {what}",
                 key.name
             );
             Err(Status::new(Code::FailedPrecondition, what))
@@ -52,7 +52,7 @@ pub fn delete_where_it_can_not_be(connect: &Connect, key: &MachineKey) -> Result
         tracing::debug!(
             machine = key.name,
             %status,
-            "a host that can't have the machine was not looked through"
+            "cannot search a host that is not expected to have the machine"
         );
         Ok(())
     };
@@ -77,7 +77,7 @@ fn ensure_gone(connect: &Connect, key: &MachineKey) -> Result<()> {
         return Ok(());
     };
     vm.destroy()?;
-    let what = format!("machine `{}` was started while it was deleted", key.name);
+    let what = format!("another call started machine `{}` during its deletion", key.name);
     Err(Status::new(Code::Aborted, what))
 }
 
@@ -87,7 +87,7 @@ fn ensure_not_defined(connect: &Connect, key: &MachineKey) -> Result<()> {
     match look(connect, key)? {
         Lookup::Nothing | Lookup::Other(_) => Ok(()),
         Lookup::Ours(_) | Lookup::Doubtful(_) => {
-            let what = format!("machine `{}` was made while it was deleted", key.name);
+            let what = format!("another call created machine `{}` during its deletion", key.name);
             Err(Status::new(Code::Aborted, what))
         }
     }
@@ -158,7 +158,7 @@ impl Vm {
         if self.is_persistent()? {
             self.domain
                 .set_autostart(false)
-                .map_err(|error| status("keeping the domain from starting with the host", error))?;
+                .map_err(|error| status("disabling the autostart of the domain", error))?;
         }
         self.destroy()
     }

@@ -1,5 +1,5 @@
-//! Memory of machines that have no domain yet: many machines are placed and made at once, and the memory of
-//! one is not available to the next.
+//! Reserves memory for machines that have no domain yet. Many machines are placed and created concurrently,
+//! and must not share the same memory.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,21 +10,21 @@ use uuid::Uuid;
 
 use super::{Candidate, choose};
 
-/// How long the memory of a placed machine stays reserved until the machine is asked for again.
+/// How long the memory of a placed machine stays reserved while no call creates it.
 const PLACED_FOR: Duration = Duration::from_mins(1);
 
-/// The free memory that a host reported.
+/// The free memory in a host's answer.
 #[derive(Clone, Debug)]
 pub struct FreeMemory {
     /// The memory that no domain had, MiB.
     pub free_mib: u64,
-    /// The domains that the host counted.
+    /// The domains that the host counted as used memory.
     pub domains: HashSet<Uuid>,
-    /// A moment before the host was asked.
+    /// A time before the request to the host.
     pub asked_at: Instant,
 }
 
-/// The reserved memory, by the UUIDs of machines.
+/// The reserved memory by machine UUID.
 #[derive(Debug, Default)]
 pub struct Reservations(Mutex<HashMap<Uuid, Reserved>>);
 
@@ -32,13 +32,13 @@ pub struct Reservations(Mutex<HashMap<Uuid, Reserved>>);
 struct Reserved {
     host: String,
     mib: u64,
-    /// The reservation counts against an answer of a host that was asked before this moment. None as long as
-    /// the machine is being made.
+    /// The end of the reservation: it counts for answers to earlier requests. `None` while the machine is
+    /// being created.
     until: Option<Instant>,
 }
 
-/// A reservation for the time in which a machine is made. Afterwards its domain counts, or the machine has
-/// none.
+/// A reservation that lasts while the machine is created. Afterwards its domain counts, or the create has
+/// failed.
 #[derive(Debug)]
 pub struct Held {
     all: Arc<Reservations>,
@@ -74,10 +74,10 @@ impl Reservations {
         Ok(host)
     }
 
-    /// Reserves the memory of a machine while it is made.
+    /// Reserves the memory of a machine while it is created.
     ///
     /// # Errors
-    /// The free memory, MiB, where it is less than what the machine needs.
+    /// The free memory in MiB, when it is not enough for the machine.
     pub fn hold(
         self: &Arc<Self>,
         machine: Uuid,
@@ -103,21 +103,21 @@ impl Reservations {
         })
     }
 
-    /// Drops the reservation of a machine that is not to be made any more.
+    /// Drops the reservation of a machine that will not be created.
     pub fn forget(&self, machine: Uuid) {
         self.lock().remove(&machine);
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, Reserved>> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Every host that was asked before the reservation ended has answered long ago.
+        // A longer wait for a host's answer is not possible.
         all.retain(|_, reserved| reserved.until.is_none_or(|until| until.elapsed() < PLACED_FOR));
         all
     }
 }
 
-/// The memory of a host that is free for a machine, less the reservations of others. A machine whose domain
-/// the host counted needs no reservation.
+/// The host's free memory for a machine, less the reservations of other machines. A machine whose domain is
+/// in the host's answer needs no reservation.
 fn free(all: &HashMap<Uuid, Reserved>, host: &str, memory: &FreeMemory, machine: Uuid) -> u64 {
     let others = all.iter().filter(|(other, reserved)| {
         **other != machine
@@ -145,7 +145,7 @@ mod tests {
         }
     }
 
-    /// All of them learned from the hosts what was free before any of them was made.
+    /// All of them read the free memory before any domain exists.
     #[test]
     fn machines_that_are_placed_at_once_have_room_where_they_are_placed() {
         let all = Reservations::default();
@@ -175,14 +175,14 @@ mod tests {
         assert_eq!(all.hold(second, "a", 2, &before).unwrap_err(), 1);
         assert!(all.hold(second, "b", 2, &before).is_ok());
         drop(held);
-        // The host was asked before the domain of the first was there, and the second answer has it.
+        // The first answer is older than the domain of the first machine; the second one includes it.
         assert_eq!(all.hold(second, "a", 2, &before).unwrap_err(), 1);
         let with_first = FreeMemory {
             domains: HashSet::from([first]),
             ..before
         };
         assert!(all.hold(second, "a", 3, &with_first).is_ok());
-        // A VM that was not made after all holds no memory in a later query of the host.
+        // A failed create holds no memory in a later answer.
         assert!(all.hold(second, "a", 3, &memory(3)).is_ok());
     }
 

@@ -529,16 +529,16 @@ async fn what_a_host_has_not_is_an_error_that_names_it_and_leaves_nothing() -> R
     .await?;
     let whole = fs::read(images.join("base.qcow2"))?;
     fs::write(images.join("other.qcow2"), &whole[..whole.len() / 2])?;
-    refused(Code::FailedPrecondition, "copied in part", &other).await?;
+    refused(Code::FailedPrecondition, "instead of the configured", &other).await?;
     fs::copy(images.join("base.qcow2"), images.join("other.qcow2"))?;
     create(&driver, &other).await?;
     delete(&driver, &other, None).await?;
     fs::write(images.join("other.qcow2"), [whole.as_slice(), b"x"].concat())?;
-    refused(Code::FailedPrecondition, "it is another one", &other).await?;
+    refused(Code::FailedPrecondition, "instead of the configured", &other).await?;
 
     let plain = machine("m", &json!({"failureDomain": "host-a"}), b"");
     let huge = machine("m", &json!({"failureDomain": "host-a", "size": "huge"}), b"");
-    refused(Code::ResourceExhausted, "60000000 are needed", &huge).await?;
+    refused(Code::ResourceExhausted, "needs 60000000 MiB", &huge).await?;
     let small = machine("m", &json!({"failureDomain": "host-a", "rootFsSize": 101}), b"");
     refused(Code::OutOfRange, "/rootFsSize", &small).await?;
     let connect = lab.connect("host-a")?;
