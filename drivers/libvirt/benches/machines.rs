@@ -1,7 +1,8 @@
-//! What the driver takes to make and to delete machines on a real libvirt host, with guests that boot.
+//! Measures how long the driver takes to create and delete machines on a real libvirt host with booting
+//! guests.
 //!
-//! A machine is there when its QEMU runs: the guest's boot comes after. QEMU's own start and end are measured
-//! apart on the wire to libvirtd; what is left is the driver's, and libvirt's for all else that it is asked.
+//! A machine counts as created when its QEMU runs, before the guest boots. QEMU's own start and end are
+//! measured separately, on the wire to libvirtd. The rest is the time of the driver and of libvirt.
 
 #![allow(clippy::panic)]
 
@@ -24,15 +25,15 @@ use lab::wire::{Fate, Message, Way, procedure};
 use lab::{Lab, eventually, machine};
 
 const HOST: &str = "host-a";
-/// Machines that are made one after the other.
+/// Machines that are created one after the other.
 const ALONE: usize = 20;
-/// Machines that are made at once.
+/// Machines that are created concurrently.
 const AT_ONCE: usize = 20;
 
-/// How long QEMU took to start and to end, all calls together.
+/// How long QEMU takes to start and end, summed over all calls.
 #[derive(Default)]
 struct Qemu {
-    /// Calls that are on their way, by their arguments.
+    /// Calls without an answer yet, by their arguments.
     asked: HashMap<(u32, Vec<u8>), Instant>,
     taken: Duration,
 }
@@ -55,7 +56,7 @@ impl Qemu {
     }
 }
 
-/// What something took, ms, in order.
+/// Sorted durations, ms.
 struct Times(Vec<f64>);
 
 impl Times {
@@ -81,7 +82,7 @@ impl Times {
     }
 }
 
-/// What a call took, and of that all but QEMU.
+/// The duration of a call, in total and without QEMU.
 async fn timed<T>(
     qemu: &Mutex<Qemu>,
     call: impl Future<Output = cmi_driver::Result<T>>,
@@ -111,7 +112,7 @@ async fn one_by_one(driver: &LibvirtDriver, qemu: &Mutex<Qemu>) -> Result<()> {
     Ok(())
 }
 
-/// Repeats a call that the host was too busy for, as a provider does.
+/// Repeats a call while the host is too busy, like a provider.
 async fn as_a_provider<T>(
     repeats: &AtomicUsize,
     mut call: impl AsyncFnMut() -> cmi_driver::Result<T>,
@@ -136,7 +137,7 @@ async fn at_once(lab: &Lab, driver: &LibvirtDriver) -> Result<()> {
         as_a_provider(&repeats, async || create(driver, machine).await).await?;
         cmi_driver::Result::Ok(started.elapsed())
     }));
-    Times::of(made.await?).row("create, all at once");
+    Times::of(made.await?).row("create, in parallel");
     let up = join_all(machines.iter().map(|machine| {
         eventually("the guest's address", async || {
             let seen = status(driver, machine, None).await?;
@@ -151,7 +152,7 @@ async fn at_once(lab: &Lab, driver: &LibvirtDriver) -> Result<()> {
         as_a_provider(&repeats, async || delete(driver, machine, None).await).await?;
         cmi_driver::Result::Ok(started.elapsed())
     }));
-    Times::of(gone.await?).row("delete, all at once");
+    Times::of(gone.await?).row("delete, in parallel");
     println!(
         "\n{} calls were repeated, since the host was busy",
         repeats.load(Ordering::Relaxed)
@@ -174,7 +175,7 @@ async fn main() -> Result<()> {
     };
     lab.lay_wire(HOST, Arc::new(hear))?;
     let driver = LibvirtDriver::new(Config::parse(&lab.config_over_wires(&[HOST])?)?);
-    // The image is read once.
+    // The driver reads the image only once.
     let first = on_host("first");
     create(&driver, &first).await?;
     delete(&driver, &first, None).await?;

@@ -1,8 +1,8 @@
-//! The hooks of the conformance suite for this driver: it does to the hosts of a driver's configuration what
-//! an administrator, a crash or another client might do.
+//! The hooks of the conformance suite for this driver. They change the hosts in the driver's configuration as
+//! an administrator, a crash or another client might.
 //!
-//! `hook CONFIG NAME [ARGUMENT…]`; the hosts are those of `tests/lab/host.sh`, and the driver reaches them
-//! over the wires of `tests/lab/wire.rs`, which do what the file `fault` in a host's folder says.
+//! Usage: `hook CONFIG NAME [ARGUMENT…]`. The hosts are started by `tests/lab/host.sh`. The driver reaches
+//! them over the wires of `tests/lab/wire.rs`; the file `fault` in a host's folder controls its wire.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,26 +23,25 @@ use virt::storage_pool::StoragePool;
 use virt::storage_vol::StorageVol;
 use virt::stream::Stream;
 
-/// What changes when a domain is defined, noted, started, stopped or undefined, and when a volume is made or
-/// deleted; and not by what a guest does.
+/// Files that change when the driver works on a domain or a volume, but not when a guest runs.
 const WRITTEN: [&str; 4] = ["etc/qemu", "etc/qemu/autostart", "lib/qemu", "machines"];
-/// A domain that is never started, and takes all memory of a host.
+/// A domain that is never started, and reserves all memory of a host.
 const BALLAST: &str = "hook-ballast";
 const TIB_MIB: u64 = 1024 * 1024;
-/// What a wire is to do, in the folder of its host.
+/// The instruction for a wire, in the folder of its host.
 const FAULT: &str = "fault";
-/// The answers that are lost, marked in the folder of a host.
+/// Marks for answers that get lost, in the folder of a host.
 const LOST: [&str; 2] = ["lost-create", "lost-delete"];
-/// How many starts of guests fail, in the folder of a host.
+/// The number of guest starts that fail, in the folder of a host.
 const FAILING_STARTS: &str = "failing-starts";
-/// An error that libvirtd has when something in it is not as it has to be.
+/// libvirt's number for an internal error.
 const INTERNAL_ERROR: u32 = 1;
-/// A number that libvirt has not given to any error yet.
+/// A number without an error in libvirt.
 const UNHEARD_OF: u32 = 9999;
 const ELEMENT: i32 = virt_sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
-/// What runs, and what is started the next time.
+/// The running domain and its definition.
 const AFFECTED: u32 = virt_sys::VIR_DOMAIN_AFFECT_LIVE | virt_sys::VIR_DOMAIN_AFFECT_CONFIG;
-/// Of the seed's image.
+/// The sector size of the seed's image.
 const SECTOR: usize = 2048;
 
 fn main() -> Result<()> {
@@ -55,7 +54,7 @@ fn main() -> Result<()> {
     let config = Config::read(Path::new(config))?;
     let uris: Vec<&str> = config.hosts.values().map(|host| host.uri.as_str()).collect();
     match hook {
-        // A driver that reaches no host lacks what it depends on.
+        // The driver depends on its hosts.
         ["unavailable" | "unhealthy"] => uris.iter().try_for_each(|uri| stop(uri)),
         ["starting", socket, restart @ ..] => {
             uris.iter().try_for_each(|uri| stop(uri))?;
@@ -111,7 +110,7 @@ fn open(uri: &str) -> Result<Connect> {
     Connect::open(Some(uri)).with_context(|| format!("connecting to {uri} failed"))
 }
 
-/// The folder of a host, by its socket.
+/// The folder of a host, found by its socket.
 fn folder(uri: &str) -> Result<PathBuf> {
     let (_, socket) = uri.split_once("socket=").context("the URI has no socket")?;
     let folder = Path::new(socket).ancestors().nth(2);
@@ -159,7 +158,7 @@ fn run(command: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Has the wires do something. They read the file at any moment: it is put in its place whole.
+/// Sets the instruction for the wires. They may read the file at any time, so it is replaced atomically.
 fn fault(uris: &[&str], what: &str) -> Result<()> {
     for uri in uris {
         let folder = folder(uri)?;
@@ -170,8 +169,8 @@ fn fault(uris: &[&str], what: &str) -> Result<()> {
     Ok(())
 }
 
-/// So many starts of guests fail, and what was started has to be started once more: else there is nothing
-/// that could fail.
+/// Makes this number of guest starts fail. Existing guests become unstarted, so that there are starts to
+/// fail.
 fn fail_starts(uri: &str, times: &str) -> Result<()> {
     for domain in open(uri)?.list_all_domains(0)? {
         uninitialize(&domain)?;
@@ -180,7 +179,7 @@ fn fail_starts(uri: &str, times: &str) -> Result<()> {
     Ok(())
 }
 
-/// Locks a domain, or takes the lock away, as an administrator does with `virsh metadata`.
+/// Locks or unlocks a domain, like an administrator with `virsh metadata`.
 fn note_lock(domain: &Domain, lock: Option<&str>) -> Result<()> {
     let key = lock.map(|_| "lock");
     domain.set_metadata(ELEMENT, lock, key, Some(LOCK_NAMESPACE), AFFECTED)?;
@@ -192,14 +191,14 @@ fn eventually(what: &str, mut probe: impl FnMut(&str) -> bool) -> Result<()> {
     while !probe(what) {
         ensure!(
             Instant::now() < deadline,
-            "{what} did not become what the hook makes of it"
+            "{what} did not reach the expected state in time"
         );
         std::thread::sleep(Duration::from_millis(50));
     }
     Ok(())
 }
 
-/// A number that grows with each change: when libvirt wrote the last one, in nanoseconds.
+/// The time of libvirt's last write, in nanoseconds. It increases with each change.
 fn last_change(uri: &str) -> Result<u128> {
     let folder = folder(uri)?;
     let mut last = 0;
@@ -233,8 +232,8 @@ fn exhaust(uri: &str) -> Result<()> {
     Ok(())
 }
 
-/// A domain as a driver that is not this one would have made it, off and without disks, on a host that has
-/// none of the name yet.
+/// Defines a domain as if another driver process had created it, without disks and off. The host must not
+/// have a domain with the name yet.
 fn plant(config: &Config, key: &MachineKey) -> Result<()> {
     let free =
         |uri: &str| Ok::<_, anyhow::Error>(Domain::lookup_by_name(&open(uri)?, &key.domain_name()).is_err());
@@ -281,7 +280,7 @@ fn plant_on(uri: &str, host: &str, config: &Config, key: &MachineKey) -> Result<
     Ok(())
 }
 
-/// Does something to the domain of a machine, on whatever host it is.
+/// Calls `work` with the domain of a machine, on the host that has it.
 fn on_domain(uris: &[&str], name: &str, cluster: &str, work: impl Fn(&Domain) -> Result<()>) -> Result<()> {
     let key = MachineKey {
         cluster: cluster.to_owned(),
@@ -299,7 +298,7 @@ fn on_domain(uris: &[&str], name: &str, cluster: &str, work: impl Fn(&Domain) ->
     Ok(())
 }
 
-/// As if the driver had been killed between the definition and the start.
+/// Leaves a domain like a driver that was killed between definition and start.
 fn uninitialize(domain: &Domain) -> Result<()> {
     if domain.is_active()? {
         domain.destroy()?;
@@ -322,7 +321,7 @@ fn uninitialize(domain: &Domain) -> Result<()> {
     Ok(())
 }
 
-/// What can be changed while the VM lives: libvirt changes what runs before what is started the next time.
+/// Prints the hot-updatable fields. The definition has changed only after the running domain, so it is read.
 fn print_vm_spec(domain: &Domain) -> Result<()> {
     #[derive(serde::Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -339,7 +338,7 @@ fn print_vm_spec(domain: &Domain) -> Result<()> {
     Ok(())
 }
 
-/// The user data of the seed that the domain has.
+/// Prints the user data of the domain's seed.
 fn print_user_data(domain: &Domain) -> Result<()> {
     let prefix = format!("capcmi-{}-seed-", domain.get_uuid_string()?);
     let connect = domain.get_connect()?;
@@ -368,7 +367,7 @@ fn download(connect: &Connect, volume: &StorageVol) -> Result<Vec<u8>> {
     Ok(content)
 }
 
-/// The last file of the Joliet root folder: it is sorted, and `user-data` is the last of three names.
+/// The content of `user-data`: the last of three sorted files in the Joliet root folder.
 fn user_data(image: &[u8]) -> Result<&[u8]> {
     let number = |at: usize| -> Result<usize> {
         let bytes = image.get(at..at + 4).context("the seed ends early")?;

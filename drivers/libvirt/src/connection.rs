@@ -55,7 +55,7 @@ pub struct Host {
     /// Opens a connection. Blocks.
     opener: fn(&str, &str) -> Result<Connection>,
     connections: Mutex<Connections>,
-    /// One permit for each idle connection. Calls get permits in the order in which they began to wait.
+    /// One permit for each idle connection. The longest waiting call gets the next permit.
     idle: Semaphore,
     /// Wakes the calls that wait for a connection when an attempt ends, or a new one may begin.
     changed: Notify,
@@ -103,7 +103,7 @@ enum AfterFailure {
     Fail,
 }
 
-/// A connection. Dropping it closes it on a thread of its own, which may block.
+/// A connection. Dropping it closes it on a separate thread, since closing may block.
 #[derive(Debug)]
 struct Connection(Connect);
 
@@ -255,7 +255,7 @@ impl Host {
     /// Waits for the next idle connection.
     async fn connection(self: &Arc<Self>, after_failure: AfterFailure) -> Result<Lent> {
         let asked = Instant::now();
-        // Set while the call waits for a new connection instead of one that is in use.
+        // Set while the call waits for a new connection instead of a used one.
         let mut opens_since = None;
         loop {
             let mut idle = pin!(self.idle.acquire());

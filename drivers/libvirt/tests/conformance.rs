@@ -13,12 +13,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use lab::wire::{Fate, Message, Way, procedure};
 
-/// A plugin that ends with this.
+/// A plugin process, given by its PID file. Dropping this ends it.
 struct Plugin(PathBuf);
 
 impl Drop for Plugin {
     fn drop(&mut self) {
-        // The hook has started it anew: its process is in the file.
+        // A hook may have restarted the plugin, so the file has the current PID.
         let pid = fs::read_to_string(&self.0).unwrap_or_default();
         if let Err(error) = Command::new("kill").arg(pid.trim()).status() {
             eprintln!("the plugin could not be ended: {error}");
@@ -26,16 +26,16 @@ impl Drop for Plugin {
     }
 }
 
-/// What becomes of a message on the wire to the host with this folder: what a hook has written there.
+/// The fate of a message on the wire to the host with this folder, as a hook has set it.
 ///
-/// There are `slow MILLISECONDS` and `refuse NUMBER WORDS` in `fault`, and the marks `lost-create` and
-/// `lost-delete`.
+/// `fault` contains `slow MILLISECONDS` or `refuse NUMBER WORDS`. The other files are the marks `lost-create`
+/// and `lost-delete`.
 fn fate(folder: &Path, message: Message<'_>) -> Fate {
     for (lost, answer) in [
         ("lost-create", procedure::START),
         ("lost-delete", procedure::UNDEFINE),
     ] {
-        // After the one there is a VM, and after the other there is none.
+        // After the lost create the VM exists; after the lost delete it does not.
         if message.is(Way::Back, &answer, "") && fs::remove_file(folder.join(lost)).is_ok() {
             return Fate::Lost;
         }
@@ -54,7 +54,7 @@ fn fate(folder: &Path, message: Message<'_>) -> Fate {
     }
 }
 
-/// No binding rule is broken, and each was tried that the calls of the driver allow.
+/// No binding rule is broken, and the suite covers every rule that the driver's calls allow.
 #[tokio::test]
 async fn the_driver_keeps_the_rules_of_the_contract() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
@@ -71,7 +71,7 @@ async fn the_driver_keeps_the_rules_of_the_contract() -> Result<()> {
         lab.lay_wire(host, Arc::new(move |message| fate(&folder, message)))?;
     }
     fs::write(&config, lab.config_over_wires(&lab.names())?)?;
-    // The hooks reach the hosts without the wires.
+    // The hooks connect to the hosts directly, without the wires.
     fs::write(&hosts, lab.config()?)?;
     let endpoint = format!("unix://{}", at("driver.sock"));
     let restart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/drivers/restart.sh");

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
-/// How long it is waited for what a process does.
+/// How long the test waits for a process.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// A process that ends with this.
+/// A process. Dropping this ends it.
 struct Process(Child);
 
 impl Drop for Process {
@@ -34,8 +34,8 @@ fn eventually(what: &str, mut probe: impl FnMut() -> Result<bool>) -> Result<()>
     Ok(())
 }
 
-/// A daemon that is stopped: the kernel takes connections for it, and nothing answers. Opening one to it
-/// takes 10 s, and the thread that does hangs for ever.
+/// The daemon is stopped: the kernel accepts connections, and nothing answers. An attempt to connect fails
+/// after 10 s, and its thread hangs forever.
 #[test]
 fn a_driver_that_is_asked_to_stop_ends_although_a_call_of_libvirt_hangs() -> Result<()> {
     let driver = Path::new(env!("CARGO_BIN_EXE_capcmi-driver-libvirt"));

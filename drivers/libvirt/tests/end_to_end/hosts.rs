@@ -1,4 +1,4 @@
-//! The hosts as an administrator sees them, and their guests from their own network.
+//! The hosts from an administrator's view, and their guests from inside the hosts' networks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -35,11 +35,11 @@ pub struct Inventory {
     domains: BTreeSet<String>,
     networks: BTreeSet<String>,
     storage_pools: BTreeSet<String>,
-    /// In every storage pool.
+    /// Of all storage pools.
     volumes: BTreeSet<String>,
-    /// Network devices, those of bridges and guests among them.
+    /// Network devices, including bridges and the devices of guests.
     links: BTreeSet<String>,
-    /// Hardware addresses by what they were lent.
+    /// Hardware addresses by leased address.
     leases: BTreeMap<String, String>,
 }
 
@@ -48,7 +48,7 @@ pub struct Inventory {
 pub struct Inventories(BTreeMap<&'static str, Inventory>);
 
 impl Inventories {
-    /// Leaves out the address of a machine.
+    /// Removes the lease of a machine.
     pub fn forget_lease(&mut self, vm: &Vm) {
         if let Some(inventory) = self.0.get_mut(vm.host.as_str()) {
             inventory.leases.remove(&vm.address);
@@ -56,23 +56,23 @@ impl Inventories {
     }
 }
 
-/// What a guest says of itself.
+/// The state of a guest, in its own words.
 pub struct Answer {
-    /// What it has read.
+    /// The seed that it has read.
     pub seed: Seed,
-    /// Of its disk, 512 bytes each.
+    /// The size of its disk, in sectors of 512 bytes.
     pub root_sectors: u64,
-    /// Another one each time that it boots.
+    /// Changes with each boot.
     pub boot_id: String,
 }
 
 impl<'a> Hosts<'a> {
-    /// Those of a lab.
+    /// The hosts of a lab.
     pub fn of(lab: &'a Lab) -> Self {
         Self { lab }
     }
 
-    /// The lab's configuration, with so much memory reserved that a host takes one small guest.
+    /// The lab's configuration, with so much reserved memory that each host has room for one small guest.
     pub fn config_with_room_for_one(&self) -> Result<Value> {
         let mut config: Value = serde_json::from_str(&self.lab.config()?)?;
         for host in HOSTS {
@@ -84,7 +84,7 @@ impl<'a> Hosts<'a> {
         Ok(config)
     }
 
-    /// What is on the hosts. In sets: libvirt lists by hashes, in another order with each libvirtd.
+    /// The inventory of all hosts. It uses sets, since each libvirtd lists in a different order.
     pub async fn inventory(&self) -> Result<Inventories> {
         let mut all = BTreeMap::new();
         for host in HOSTS {
@@ -124,7 +124,7 @@ impl<'a> Hosts<'a> {
         })
     }
 
-    /// What the network's DHCP server has lent, as libvirt keeps it.
+    /// The leases of the network's DHCP server, from libvirt's file.
     fn leases(&self, host: &str) -> Result<BTreeMap<String, String>> {
         #[derive(Deserialize)]
         #[serde(rename_all = "kebab-case")]
@@ -146,7 +146,7 @@ impl<'a> Hosts<'a> {
         Ok(leases.collect())
     }
 
-    /// Waits until the hosts have these machines and no others.
+    /// Waits until the hosts have exactly these machines.
     pub async fn have(&self, vms: &[Vm]) -> Result<()> {
         eventually(DEADLINE, "hosts with these machines alone", async || {
             for host in HOSTS {
@@ -170,8 +170,8 @@ impl<'a> Hosts<'a> {
         .await
     }
 
-    /// Kills the QEMU of a machine, as a lack of memory might, and waits until its libvirt has noticed: long
-    /// before a Node counts as silent.
+    /// Kills the QEMU of a machine, like the kernel when memory is short. Waits until libvirt has noticed,
+    /// which takes much less time than the provider needs to see a silent Node.
     pub async fn kill(&self, vm: &Vm) -> Result<()> {
         let mut connect = self.lab.connect(&vm.host)?;
         let uuid = uuid::Uuid::parse_str(&vm.uuid)?;
@@ -192,7 +192,7 @@ impl<'a> Hosts<'a> {
         Ok(())
     }
 
-    /// Asks the guest of a machine.
+    /// Queries the guest of a machine.
     pub async fn ask(&self, vm: &Vm) -> Result<Answer> {
         let network = self.network(&vm.host)?;
         let sectors = get(&network, &vm.address, "root-sectors").await?;
@@ -203,7 +203,7 @@ impl<'a> Hosts<'a> {
         })
     }
 
-    /// The guests of these machines, as they boot and vanish.
+    /// Events of these machines' guests: they boot and vanish.
     pub fn guests(&self, machines: Api<InfraMachine>) -> Result<impl Stream<Item = GuestEvent> + use<>> {
         let networks = HOSTS.map(|host| Ok((host, self.network(host)?)));
         let networks: Arc<BTreeMap<_, _>> = Arc::new(networks.into_iter().collect::<Result<_>>()?);
@@ -227,21 +227,21 @@ impl<'a> Hosts<'a> {
         Ok(PathBuf::from(format!("/proc/{}/ns", pid.trim())))
     }
 
-    /// Runs a program on a host, whose libvirt is there where libvirt usually is.
+    /// Runs a program on a host. The host's libvirt has its usual socket there.
     pub async fn on(&self, host: &str, command: &[&str]) -> Result<Output> {
         let namespaces = self.namespaces(host)?;
         let output = Command::new("nsenter")
             .arg(format!("--net={}", namespaces.join("net").display()))
             .arg(format!("--mount={}", namespaces.join("mnt").display()))
             .args(command)
-            // Another libvirt, which this computer may have.
+            // It may name another libvirt on this computer.
             .env_remove("LIBVIRT_DEFAULT_URI")
             .kill_on_drop(true)
             .output();
         Ok(output.await?)
     }
 
-    /// A domain that is no machine's, on each host.
+    /// Defines a domain without a machine on each host.
     pub fn define_a_domain_of_the_user(&self) -> Result<()> {
         for host in HOSTS {
             let mut connect = self.lab.connect(host)?;
@@ -254,19 +254,19 @@ impl<'a> Hosts<'a> {
     }
 }
 
-/// What a guest has read.
+/// The seed that a guest has read.
 async fn seed(network: &Path, address: &str) -> Result<Seed> {
     let meta_data = get(network, address, "meta-data").await?;
     Seed::read(&meta_data, get(network, address, "user-data").await?)
 }
 
-/// Asks a guest over the network that it is in.
+/// Queries a guest from inside its network.
 async fn get(network: &Path, address: &str, file: &str) -> Result<String> {
     let url = format!("http://{address}/{file}");
     inside(network, &["curl", "-sSf", "--max-time", "2", &url]).await
 }
 
-/// What a program prints in the network of a host.
+/// The output of a program that runs in a host's network.
 async fn inside(network: &Path, command: &[&str]) -> Result<String> {
     let output = Command::new("nsenter")
         .arg(format!("--net={}", network.display()))

@@ -1,4 +1,4 @@
-//! The driver as a process of its own, behind mutual TLS.
+//! The driver as a separate process, behind mutual TLS.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::lab::DEADLINE;
 /// The name in the plugin's certificate.
 const NAME: &str = "libvirt.example.com";
 
-/// A driver that serves.
+/// A running driver.
 pub struct Plugin {
     endpoint: String,
     certificates: PathBuf,
@@ -23,7 +23,7 @@ pub struct Plugin {
 }
 
 impl Plugin {
-    /// Starts it with this configuration, and waits until it listens. Its files are in `folder`.
+    /// Starts the driver with this configuration, and waits until it listens. Its files are in `folder`.
     pub async fn start(
         management: &ManagementCluster,
         name: &str,
@@ -54,7 +54,7 @@ impl Plugin {
         })
     }
 
-    /// The provider's drivers file with this driver.
+    /// The provider's drivers file, with this driver.
     pub fn drivers(&self) -> String {
         let at = |file: &str| self.certificates.join(file);
         let tls = json!({
@@ -62,12 +62,12 @@ impl Plugin {
             "serverName": NAME,
         });
         let grpc = json!({"endpoint": self.endpoint, "tls": tls});
-        // A host of this lab has carried out, or will never, what it was asked for a second ago.
+        // On the hosts of this lab, a call takes effect within a second, or never.
         json!({"drivers": [{"name": "libvirt", "createSettleTime": "1s", "grpc": grpc}]}).to_string()
     }
 }
 
-/// Certificates of the plugin and of the provider, and of the authority that vouches for both.
+/// Creates certificates for the plugin and the provider, and a CA that signs both.
 fn issue(folder: &Path) -> Result<()> {
     let mut params = CertificateParams::new(Vec::new())?;
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

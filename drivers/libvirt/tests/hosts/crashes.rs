@@ -1,4 +1,4 @@
-//! libvirtd that is killed, started again or stopped in the middle of a create and of a delete.
+//! libvirtd is killed, restarted or stopped in the middle of a create or a delete.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,26 +18,27 @@ use crate::lab::machines::{code, create_with, delete, domain, status, volumes};
 use crate::lab::wire::{Fate, Message, Way, procedure};
 use crate::lab::{self, DEADLINE, Lab, machine};
 
-/// A host for each point, so that all points are tried at once: a daemon that is stopped is given up late.
+/// One host for each point. All points run concurrently, since a call to a stopped daemon takes long to time
+/// out.
 const HOSTS: [&str; 8] = [
     "host-a", "host-b", "host-c", "host-d", "host-e", "host-f", "host-g", "host-h",
 ];
-/// How long libvirtd works on a call before it goes away in the middle of it.
+/// How long libvirtd works on a call before it crashes.
 const IN_THE_MIDDLE: Duration = Duration::from_millis(100);
-/// How long a call may take, whatever becomes of libvirtd.
+/// How long a call may take, whether libvirtd returns or not.
 const CALL_ENDS_WITHIN: Duration = Duration::from_mins(2);
 
-/// When libvirtd goes away.
+/// When libvirtd crashes.
 #[derive(Clone, Copy, Debug)]
 struct Point {
     name: &'static str,
     way: Way,
     procedures: &'static [u32],
-    /// Stands in the arguments of the call.
+    /// A word in the arguments of the call.
     word: &'static str,
 }
 
-/// Once a call was carried out.
+/// After a call was carried out.
 const fn after(name: &'static str, procedures: &'static [u32], word: &'static str) -> Point {
     let way = Way::Back;
     Point {
@@ -48,7 +49,7 @@ const fn after(name: &'static str, procedures: &'static [u32], word: &'static st
     }
 }
 
-/// While a call is carried out.
+/// During a call.
 const fn amid(name: &'static str, way: Way, procedures: &'static [u32]) -> Point {
     Point {
         name,
@@ -58,7 +59,7 @@ const fn amid(name: &'static str, way: Way, procedures: &'static [u32]) -> Point
     }
 }
 
-/// Where a create can be cut off.
+/// Points where a create may be interrupted.
 const OF_A_CREATE: [Point; HOSTS.len()] = [
     after("overlay made", &procedure::MAKE_VOLUME, "-root.qcow2"),
     after("seed made", &procedure::MAKE_VOLUME, "-seed-"),
@@ -70,7 +71,7 @@ const OF_A_CREATE: [Point; HOSTS.len()] = [
     after("start noted", &procedure::NOTE, ""),
 ];
 
-/// Where a delete can be cut off.
+/// Points where a delete may be interrupted.
 const OF_A_DELETE: [Point; HOSTS.len()] = [
     after("deletion noted", &procedure::NOTE, ""),
     amid("domain being switched off", Way::There, &procedure::DESTROY),
@@ -82,7 +83,7 @@ const OF_A_DELETE: [Point; HOSTS.len()] = [
     after("domain undefined", &procedure::UNDEFINE, ""),
 ];
 
-/// How libvirtd goes away. It comes back by itself, unless it is stopped.
+/// How libvirtd crashes. Unless it is stopped, it restarts automatically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Crash {
     Killed,
@@ -100,18 +101,18 @@ impl Crash {
     }
 }
 
-/// Breaks one host at one point.
+/// Crashes the libvirtd of one host at one point.
 struct Breaker {
     lab: Arc<Lab>,
     host: &'static str,
     armed: Mutex<Option<(Point, Crash)>>,
     is_stopped: AtomicBool,
-    /// What makes libvirtd go away in the middle of a call.
+    /// The thread that crashes libvirtd in the middle of a call.
     crashes: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Breaker {
-    /// On the wire to a host.
+    /// Puts a breaker on the wire to a host.
     fn on(lab: &Arc<Lab>, host: &'static str) -> Result<Arc<Self>> {
         let breaker = Arc::new(Self {
             lab: Arc::clone(lab),
@@ -120,7 +121,7 @@ impl Breaker {
             is_stopped: AtomicBool::default(),
             crashes: Mutex::default(),
         });
-        // The wire stays as long as the process, and must not keep the hosts.
+        // The wire lives as long as the process, and must not keep the hosts alive.
         let on_the_wire = Arc::downgrade(&breaker);
         let fates = move |message: Message<'_>| {
             let breaker = on_the_wire.upgrade();
@@ -149,7 +150,7 @@ impl Breaker {
             return Fate::Passes;
         }
         self.crash(crash);
-        // One that is stopped says it later.
+        // A stopped libvirtd answers only after it continues.
         while self.is_stopped.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_millis(20));
         }
@@ -168,7 +169,7 @@ impl Breaker {
         self.armed.lock().unwrap().is_some()
     }
 
-    /// Makes a call in which libvirtd goes away, and brings it back.
+    /// Makes a call during which libvirtd crashes, and then restores libvirtd.
     async fn breaks<T>(
         &self,
         (point, crash): (Point, Crash),
@@ -177,7 +178,7 @@ impl Breaker {
         *self.armed.lock().unwrap() = Some((point, crash));
         let started = Instant::now();
         let answer = timeout(CALL_ENDS_WITHIN, call).await;
-        // The call may have ended before its middle.
+        // The call may have ended before the crash.
         let crashes = self.crashes.lock().unwrap().take();
         ensure!(
             crashes.is_none_or(|crashes| crashes.join().is_ok()),
@@ -197,7 +198,7 @@ impl Breaker {
     }
 }
 
-/// Repeats a call as a provider does, until it is OK.
+/// Repeats a call until it succeeds, like a provider.
 async fn until_ok<T>(mut call: impl AsyncFnMut() -> cmi_driver::Result<T>) -> Result<T> {
     let deadline = Instant::now() + DEADLINE;
     loop {
@@ -212,7 +213,7 @@ async fn until_ok<T>(mut call: impl AsyncFnMut() -> cmi_driver::Result<T>) -> Re
     }
 }
 
-/// The machine is there once, whole, runs, and starts with its host.
+/// Checks that the machine has one complete VM, which runs and starts with its host.
 fn ensure_one(lab: &Lab, host: &str, machine: &MachineRef) -> Result<()> {
     let connect = lab.connect(host)?;
     ensure!(connect.list_all_domains(0)?.len() == 1);
@@ -231,7 +232,7 @@ fn ensure_one(lab: &Lab, host: &str, machine: &MachineRef) -> Result<()> {
     Ok(())
 }
 
-/// Nothing of the machine is there.
+/// Checks that nothing of the machine is left.
 async fn ensure_gone(lab: &Lab, host: &str, driver: &LibvirtDriver, machine: &MachineRef) -> Result<()> {
     let seen = status(driver, machine, None).await;
     ensure!(code(&seen) == Some(Code::NotFound), "{seen:?}");
@@ -240,7 +241,7 @@ async fn ensure_gone(lab: &Lab, host: &str, driver: &LibvirtDriver, machine: &Ma
     Ok(())
 }
 
-/// All that can happen at one point of a create and at one of a delete, on one host.
+/// Runs one crash at one point of a create and one of a delete, on one host.
 async fn crashes(breaker: &Breaker, at: usize, crash: Crash) -> Result<()> {
     let (lab, host) = (&breaker.lab, breaker.host);
     let driver = LibvirtDriver::new(Config::parse(&lab.config_over_wires(&[host])?)?);

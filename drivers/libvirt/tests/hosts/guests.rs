@@ -1,4 +1,4 @@
-//! How guests boot, get their bootstrap data, and say their addresses.
+//! How guests boot, get their bootstrap data and report their addresses.
 
 use std::fs;
 
@@ -24,7 +24,7 @@ fn on_host(name: &str, change: &Value, user_data: &[u8]) -> MachineRef {
     machine(name, &spec, user_data)
 }
 
-/// The console of a machine once its guest says that it is done.
+/// The console of a machine after its guest reports that it is done.
 async fn booted(lab: &Lab, machine: &MachineRef) -> Result<String> {
     let uuid = key(machine).uuid().to_string();
     eventually("the guest's start", async || {
@@ -79,7 +79,7 @@ async fn disks_with_boot_loaders_boot_with_bios_uefi_and_secure_boot() -> Result
         has(&console, loader)?;
         has(&console, &format!("GUEST seed hostname={} ", machine.name))?;
     }
-    // The boot loader of this disk is not signed.
+    // The boot loader on this disk is not signed.
     let uuid = key(secure_boot).uuid().to_string();
     eventually("the firmware's refusal", async || {
         has(&lab.console(&uuid)?, "Access Denied")
@@ -123,8 +123,8 @@ async fn the_guest_reads_ignition_name_and_provider_id_from_its_firmware() -> Re
     Ok(())
 }
 
-/// The bridge of libvirt's network gives out addresses, though not in the name of libvirt; on the other one
-/// there are none.
+/// The bridge of libvirt's network has DHCP, but libvirt reports no leases for a bridge. The other bridge has
+/// no DHCP.
 ///
 /// DRV-14
 #[tokio::test]
@@ -170,7 +170,7 @@ async fn on_a_bridge_the_guest_agent_reports_the_address() -> Result<()> {
     .await?;
     has(&booted(&lab, &talks).await?, "GUEST stops by its agent")?;
 
-    // However long the other guest has taken.
+    // The boot of the other guest may have taken longer than the limit.
     let connect = lab.connect(HOST)?;
     note(&domain(&connect, &silent)?, |record| Record {
         started_at: Some(Timestamp::now()),

@@ -1,4 +1,4 @@
-//! What administrators, and other processes of the driver, do to machines.
+//! Administrators and other driver processes interfere with machines.
 
 use std::fs;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -41,7 +41,7 @@ fn restart(machine: &MachineRef, id: &ProviderId) -> RestartMachineRequest {
     }
 }
 
-/// An update of a machine that was made from the spec of `on_a`.
+/// An update of a machine from the spec in `on_a`.
 fn update(name: &str, id: &ProviderId, change: &serde_json::Value) -> UpdateMachineRequest {
     let mut spec = json!({"failureDomain": "host-a", "tags": {
         tags::CLUSTER: CLUSTER, tags::ROLE: "node", tags::MACHINE: format!("{name}-1"), "team": "a"
@@ -110,7 +110,7 @@ async fn a_vm_that_an_administrator_has_locked_is_seen_and_not_touched() -> Resu
     driver.update_machine(update("m", &id, &json!({}))).await?;
     assert_eq!(noted(&lab, &machine)?.tags["team"], "a");
 
-    // An update that can't be is refused before anything is changed.
+    // An invalid update is refused before anything changes.
     for (change, expected) in [
         (json!({"memoryMib": 129, "tags": {"team": "b"}}), Code::OutOfRange),
         (json!({"cpuShares": 1, "tags": {"team": "b"}}), Code::OutOfRange),
@@ -152,7 +152,7 @@ async fn a_running_vm_without_a_definition_still_belongs_to_its_machine() -> Res
     assert_eq!(create(&driver, &machine).await?.provider_id, id);
     driver.update_machine(update("m", &id, &json!({}))).await?;
     assert_eq!(noted(&lab, &machine)?.tags["team"], "a");
-    // What libvirt's log daemon has put aside, behind libvirt's back.
+    // libvirt's log daemon rotates the log without libvirt's knowledge.
     let rotated = format!("capcmi-{}-console.log.0", key(&machine).uuid());
     fs::write(lab.of("host-a").join("machines").join(rotated), "GUEST\n")?;
     delete(&driver, &machine, Some(&id)).await?;
@@ -184,13 +184,13 @@ async fn a_delete_leaves_no_volume_that_a_busy_pool_has_not_seen() -> Result<()>
     )?;
     let driver = LibvirtDriver::new(Config::parse(&lab.config_over_wires(&["host-a"])?)?);
     let images = lab.of("host-a").join("images");
-    // What was copied into the folder is found as well.
+    // The driver also finds an image that was copied into the pool's folder.
     fs::copy(images.join("base.qcow2"), images.join("other.qcow2"))?;
     let machine = machine("m", &json!({"failureDomain": "host-a", "image": "other"}), b"");
     for (refused, expected) in [(3, None), (u32::MAX, Some(Code::Aborted))] {
         refusals.store(3, Ordering::SeqCst);
         create(&driver, &machine).await?;
-        // A console that was put aside, and a snapshot.
+        // A rotated console log, and a snapshot.
         for name in ["console.log.0", "root.before"] {
             let name = format!("{}{name}", key(&machine).volume_prefix());
             fs::write(lab.of("host-a").join("machines").join(name), "")?;
@@ -230,7 +230,7 @@ async fn a_copy_of_a_vm_is_no_machine_and_is_left_alone() -> Result<()> {
                 .collect::<Vec<_>>(),
         )
     };
-    // As `virt-clone` makes it: with another name, UUID and disk, and the same metadata.
+    // Copied like `virt-clone` does: with a new name, UUID and disk, and the same metadata.
     let connect = lab.connect("host-a")?;
     let xml = domain(&connect, &machine)?.get_xml_desc(virt_sys::VIR_DOMAIN_XML_INACTIVE)?;
     let uuid = key(&machine).uuid();
@@ -257,7 +257,7 @@ async fn a_copy_of_a_vm_is_no_machine_and_is_left_alone() -> Result<()> {
     assert_eq!(copy.get_name()?, "copy");
     assert_eq!(lab.left()?.len(), 2, "the copy and its disk: {:?}", lab.left()?);
 
-    // One that has the machine's name may have its disks.
+    // A copy with the machine's name may use its disks.
     copy.undefine()?;
     let copy = copy_as(&key(&machine).domain_name())?;
     assert_eq!(listed().await?, []);
@@ -311,7 +311,7 @@ async fn a_failing_host_delays_a_deletion_only_if_it_has_the_domain() -> Result<
         delete(&driver, &on_a, Some(&id)).await?;
         assert_eq!(lab.left()?, Vec::<String>::new());
     }
-    // A VM that is there all the same.
+    // Now the unexpected host has a VM of the machine.
     failing.store(0, Ordering::SeqCst);
     let on_b = machine("m", &json!({"failureDomain": "host-b"}), b"");
     create(&driver, &on_b).await?;
@@ -394,7 +394,7 @@ async fn a_vm_whose_first_start_failed_is_started_by_the_next_create() -> Result
     Ok(())
 }
 
-/// What says that nothing was restarted would have the call made again, for free, of a VM that is off.
+/// The code for "nothing was restarted" would repeat the call without a limit, for a VM that is off.
 #[tokio::test]
 async fn a_restart_that_stopped_the_vm_never_reports_no_side_effects() -> Result<()> {
     let Some(lab) = lab::lab().await? else {
@@ -417,7 +417,7 @@ async fn a_restart_that_stopped_the_vm_never_reports_no_side_effects() -> Result
         38,
         "cannot set up guest memory: Cannot allocate memory".to_owned(),
     );
-    // The numbers of those calls that the driver's libvirt makes: the later ones have flags.
+    // The driver uses these variants of the calls. The second numbers are variants with flags.
     let (start, destroy) = (procedure::START[0], procedure::DESTROY[0]);
     for (way, procedure, fate, expected, is_off) in [
         (
@@ -435,7 +435,7 @@ async fn a_restart_that_stopped_the_vm_never_reports_no_side_effects() -> Result
             false,
         ),
         (Way::There, start, no_room.clone(), Code::FailedPrecondition, true),
-        // It is off already.
+        // The VM is off already.
         (Way::There, start, no_room, Code::FailedPrecondition, true),
         (Way::Back, start, Fate::Lost, Code::Unknown, false),
         (Way::Back, destroy, Fate::Lost, Code::Unknown, true),
@@ -506,7 +506,7 @@ async fn a_placement_counts_only_on_allowed_hosts_and_one_call_reads_an_image() 
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };
-    // So large that the other calls come while it is read.
+    // Large enough that the other calls arrive while one call reads it.
     let image = vec![0; 256 << 20];
     fs::write(lab.of("host-a").join("images/large.raw"), &image)?;
     let driver = lab.driver_with(&json!({
@@ -515,7 +515,7 @@ async fn a_placement_counts_only_on_allowed_hosts_and_one_call_reads_an_image() 
         "sha256": sha256(&image)}},
     }))?;
     let machines = ["a", "b", "c"].map(|name| machine(name, &json!({}), b""));
-    // The pool had this host when the placement record was written.
+    // The pool still had this host when the placement record was written.
     let on_b = LastKnownState::new(b"{\"host\":\"host-b\"}".to_vec());
     let at_once = machines
         .iter()

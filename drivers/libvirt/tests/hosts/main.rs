@@ -1,4 +1,4 @@
-//! The driver on real libvirt hosts, with guests that boot.
+//! The driver on real libvirt hosts, with booting guests.
 
 // A failure of the lab ends the test.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -84,7 +84,7 @@ async fn a_guest_boots_with_its_seed_and_is_updated_restarted_stopped_and_gone()
     assert_eq!(seen.node_name, "boots");
     assert_eq!(seen.power_state, Some(PowerState::Running));
 
-    // What is updated is seen at the host.
+    // The host shows the update.
     let host = seen.failure_domain.clone().context("no failure domain")?;
     let changed = lab::machine(
         "boots",
@@ -113,7 +113,7 @@ async fn a_guest_boots_with_its_seed_and_is_updated_restarted_stopped_and_gone()
     })
     .await?;
 
-    // It stops when it is asked, is switched on again as the same, and is gone with all that it had.
+    // The guest shuts down on request, starts again as the same VM, and is deleted completely.
     let request = || ShutDownMachineRequest {
         machine: machine.clone(),
         provider_id: Some(made.provider_id.clone()),
@@ -125,7 +125,7 @@ async fn a_guest_boots_with_its_seed_and_is_updated_restarted_stopped_and_gone()
     .await?;
     let stopped = status(&driver, &machine, None).await?;
     assert_eq!(stopped.power_state, Some(PowerState::Stopped));
-    // An administrator may give the domain another name: it is the machine's all the same.
+    // A domain that an administrator has renamed still belongs to its machine.
     there.rename("renamed", 0)?;
     assert_eq!(create(&driver, &machine).await?.provider_id, made.provider_id);
     let restart = RestartMachineRequest {
@@ -142,7 +142,7 @@ async fn a_guest_boots_with_its_seed_and_is_updated_restarted_stopped_and_gone()
     Ok(())
 }
 
-/// What a driver that was killed in the middle has left.
+/// The parts of a machine that exist after its driver process was killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LeftAt {
     Root,
@@ -216,7 +216,7 @@ impl LeftAt {
         Ok(())
     }
 
-    /// Whether a domain is there, and so a machine.
+    /// Whether the domain exists, so that the machine counts as existing.
     const fn has_domain(self) -> bool {
         matches!(self, Self::Defined | Self::Started | Self::VolumesGone)
     }
@@ -311,7 +311,7 @@ async fn a_host_that_is_down_is_unavailable_and_leads_to_no_second_vm() -> Resul
             class: first.class.clone(),
         };
         assert_eq!(code(&driver.list_machines(list).await), Some(Code::Unavailable));
-        // Without anything that says where it is, it may be on the host that is down.
+        // No host is known for it, so it may be on the host that is down.
         assert_eq!(
             code(&create(driver, &anywhere("a")).await),
             Some(Code::Unavailable)
@@ -320,7 +320,7 @@ async fn a_host_that_is_down_is_unavailable_and_leads_to_no_second_vm() -> Resul
             code(&create(driver, &anywhere("new")).await),
             Some(Code::Unavailable)
         );
-        // What is known to be elsewhere goes on.
+        // Machines that are known to be on the other host keep working.
         assert_eq!(create(driver, &second).await?.provider_id, placed.provider_id);
         assert_eq!(
             create(driver, &on("c", "host-b"))
@@ -333,13 +333,13 @@ async fn a_host_that_is_down_is_unavailable_and_leads_to_no_second_vm() -> Resul
         driver.probe().await?;
     }
     lab.resume("host-a")?;
-    // Its guest ran all the while.
+    // The guest kept running during the outage.
     let back = eventually("the host", async || Ok(status(&driver, &first, Some(&id)).await?)).await?;
     assert!(is_up(&back), "{back:?}");
     let made = create(&driver, &anywhere("new")).await?;
     assert!(made.last_known_state.is_some());
 
-    // One that does not answer at all, in the middle of what runs.
+    // The host hangs while guests run.
     lab.signal("host-a", "STOP")?;
     let started = Instant::now();
     let hung = timeout(Duration::from_mins(1), status(&driver, &first, Some(&id))).await;
@@ -360,7 +360,7 @@ async fn a_host_that_is_down_is_unavailable_and_leads_to_no_second_vm() -> Resul
     Ok(())
 }
 
-/// libvirt says goodbye to a host, and waits for its answer.
+/// libvirt closes a connection with a message, and waits for the host's answer.
 #[tokio::test]
 async fn a_driver_ends_without_waiting_for_a_host_that_hangs() -> Result<()> {
     let Some(lab) = lab::lab_of(&HOSTS[..1]).await? else {
@@ -377,7 +377,7 @@ async fn a_driver_ends_without_waiting_for_a_host_that_hangs() -> Result<()> {
     Ok(())
 }
 
-/// The same machine, made by two drivers at once: it is there in the end, and is one.
+/// Two drivers create the same machine concurrently. It must exist exactly once.
 async fn made_by_two(lab: &Lab, machine: &MachineRef, state: Option<LastKnownState>) -> Result<Machine> {
     let drivers = [lab.driver()?, lab.driver()?];
     let at_once = drivers
@@ -423,7 +423,7 @@ async fn two_drivers_that_make_the_same_machine_at_once_make_one_and_harm_none()
         let machine = machine(name, &json!({"failureDomain": "host-a"}), b"#!/bin/sh\n");
         made_by_two(&lab, &machine, None).await.context(name)?;
         let uuid = key(&machine).uuid().to_string();
-        // Its disks are those that it was started with: it goes on, and is read through them.
+        // The guest keeps working on the disks that it was started with.
         eventually("the guest's start", async || {
             let console = lab.console(&uuid)?;
             ensure!(
@@ -435,8 +435,8 @@ async fn two_drivers_that_make_the_same_machine_at_once_make_one_and_harm_none()
         .await?;
         delete(&lab.driver()?, &machine, None).await?;
     }
-    // Without a failure domain, both say a host, and none makes the machine before its caller has the
-    // placement record.
+    // Without a failure domain, both drivers return a placement, and neither creates the machine before the
+    // caller has stored the record.
     let (one, other) = (lab.driver()?, lab.driver()?);
     let anywhere = machine("anywhere", &json!({}), b"#!/bin/sh\n");
     let first = create_with(&one, &anywhere, None).await;
@@ -448,7 +448,7 @@ async fn two_drivers_that_make_the_same_machine_at_once_make_one_and_harm_none()
     let host = made.failure_domain.context("no failure domain")?;
     assert_eq!(state.as_bytes(), format!("{{\"host\":\"{host}\"}}").as_bytes());
     delete(&one, &anywhere, None).await?;
-    // A caller that brings no placement record back gets its machine all the same.
+    // A caller that never returns the placement record gets its machine, too.
     let answer = create_with(&one, &anywhere, None).await;
     assert!(placed(&answer).is_some(), "{answer:?}");
     create_with(&one, &anywhere, None).await?;
@@ -457,7 +457,7 @@ async fn two_drivers_that_make_the_same_machine_at_once_make_one_and_harm_none()
     Ok(())
 }
 
-/// A domain is not taken for the machine's, nor are its disks removed, by the UUID alone.
+/// A UUID alone does not make a domain the machine's, and its disks are not deleted.
 ///
 /// DRV-28
 #[tokio::test]
@@ -478,7 +478,7 @@ async fn a_vm_whose_note_was_taken_away_keeps_its_disks() -> Result<()> {
         Some(Code::FailedPrecondition)
     );
     assert_eq!(code(&create(&driver, &machine).await), Some(Code::AlreadyExists));
-    // Were it called absent, its Machine would be replaced while it runs.
+    // If it were reported as absent, its Machine would be replaced while the VM runs.
     assert_eq!(
         code(&status(&driver, &machine, None).await),
         Some(Code::FailedPrecondition)
@@ -501,7 +501,7 @@ async fn what_a_host_has_not_is_an_error_that_names_it_and_leaves_nothing() -> R
     let driver = lab.driver()?;
     let images = lab.of("host-a").join("images");
     let other = machine("m", &json!({"image": "other", "failureDomain": "host-a"}), b"");
-    // Before its create, the provider looks whether there is a VM.
+    // The provider looks for an existing VM before it creates one.
     let elsewhere = machine("m", &json!({"failureDomain": "moon"}), b"");
     let Err(refusal) = status(&driver, &elsewhere, None).await else {
         bail!("a machine was found on a host that there is not");

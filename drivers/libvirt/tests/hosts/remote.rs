@@ -218,7 +218,7 @@ async fn a_host_is_reached_over_ssh_with_a_key() -> Result<()> {
             .stderr(log)
             .spawn()?,
     );
-    // What a user has of known hosts stays as it is.
+    // The user's known hosts remain unchanged.
     let client = format!(
         "#!/bin/sh\nexec ssh -F none -o UserKnownHostsFile={} \"$@\"\n",
         at("known-hosts")

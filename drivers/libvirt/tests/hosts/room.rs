@@ -1,4 +1,4 @@
-//! Hosts without the room for what is asked of them: memory, and storage.
+//! Hosts without enough memory or storage for a machine.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -17,10 +17,10 @@ use virt::storage_vol::StorageVol;
 use crate::lab::machines::{code, create, create_with, delete, domain, key, placed, status, volumes};
 use crate::lab::{self, HOSTS, Lab, eventually, machine};
 
-/// What a machine of the lab has.
+/// The memory of a machine in the lab, MiB.
 const MIB: u64 = 128;
 
-/// A driver by whose configuration each host has the memory for so many machines.
+/// A driver whose configuration leaves each host memory for this number of machines.
 fn driver_of(lab: &Lab, places: u64) -> Result<LibvirtDriver> {
     let total_mib = lab.connect(HOSTS[0])?.get_node_info()?.memory / 1024;
     let reserved = json!({"reservedMemoryMib": total_mib - places * MIB - MIB / 2});
@@ -35,7 +35,7 @@ async fn concurrent_creates_are_placed_only_where_memory_is_left() -> Result<()>
     let Some(lab) = lab::lab().await? else {
         return Ok(());
     };
-    // All are placed before any is made, and there is room for none more.
+    // All machines are placed before any is created, and they use all memory.
     let driver = driver_of(&lab, 10)?;
     let anywhere = |number: usize| machine(&format!("anywhere{number}"), &json!({}), b"");
     let machines: Vec<_> = (0..20).map(anywhere).collect();
@@ -49,12 +49,12 @@ async fn concurrent_creates_are_placed_only_where_memory_is_left() -> Result<()>
     assert_eq!(on.into_values().collect::<Vec<_>>(), [10, 10]);
     let one_more = create_with(&driver, &anywhere(20), None).await;
     assert_eq!(code(&one_more), Some(Code::ResourceExhausted), "{one_more:?}");
-    // What is given up gives its memory back.
+    // Deleting a machine that was only placed frees its memory.
     delete(&driver, &machines[7], None).await?;
     let one_more = create_with(&driver, &anywhere(20), None).await;
     assert!(placed(&one_more).is_some(), "{one_more:?}");
 
-    // What is made at once on one host is as many as it has memory for.
+    // Concurrent creates on one host succeed only for as many machines as fit.
     let driver = driver_of(&lab, 2)?;
     let on_a = |number: usize| machine(&format!("on-a{number}"), &json!({"failureDomain": "host-a"}), b"");
     let machines: Vec<_> = (0..6).map(on_a).collect();
@@ -74,12 +74,12 @@ async fn concurrent_creates_are_placed_only_where_memory_is_left() -> Result<()>
     }
     assert_eq!(lab.connect("host-a")?.list_all_domains(0)?.len(), 2);
 
-    // What another process has placed there may be made by that yet: it waits for room.
+    // Another process placed this machine, and may still create it on that host, so it waits for room.
     let late = machine("late", &json!({}), b"");
     let on_a = LastKnownState::new(b"{\"host\":\"host-a\"}".to_vec());
     let answer = create_with(&driver, &late, on_a).await;
     assert_eq!(code(&answer), Some(Code::ResourceExhausted), "{answer:?}");
-    // What is placed now gets the other host.
+    // A new placement chooses the other host.
     let answer = create_with(&driver, &late, None).await;
     let record = placed(&answer).with_context(|| format!("{answer:?}"))?;
     let there = create_with(&driver, &late, Some(record)).await?;
@@ -108,7 +108,7 @@ async fn without_a_failure_domain_the_host_with_far_more_memory_is_chosen() -> R
     for name in ["a", "b", "c"] {
         assert_eq!(place(name).await?, r#"{"host":"host-b"}"#, "{name}");
     }
-    // A domain that is no machine, and is off, has its memory all the same.
+    // A domain without a machine counts as used memory, even when it is off.
     let xml = format!(
         "<domain type='qemu'><name>other</name><memory \
          unit='MiB'>{}</memory><os><type>hvm</type></os></domain>",
@@ -124,13 +124,13 @@ async fn without_a_failure_domain_the_host_with_far_more_memory_is_chosen() -> R
     Ok(())
 }
 
-/// The image is read by one of several at once, and the others are refused for now.
+/// Verifies the image, because concurrent creates are refused while one of them verifies it.
 async fn create_warms_up(driver: &LibvirtDriver, machine: &MachineRef) -> Result<()> {
     create(driver, machine).await?;
     Ok(delete(driver, machine, None).await?)
 }
 
-/// Gives a host a storage pool of so many KiB.
+/// Gives a host a storage pool with this size, KiB.
 fn small_pool(lab: &Lab, host: &str, kib: u32) -> Result<()> {
     let folder = lab.of(host).join("tight");
     fs::create_dir(&folder)?;
@@ -153,14 +153,14 @@ fn small_pool(lab: &Lab, host: &str, kib: u32) -> Result<()> {
     Ok(())
 }
 
-/// A driver whose pool `tight` is in that of [`small_pool`].
+/// A driver with the pool `tight`, which uses the storage of [`small_pool`].
 fn driver_of_a_small_pool(lab: &Lab) -> Result<LibvirtDriver> {
     lab.driver_with(&json!({"vmPools": {"tight": {
         "storagePool": "tight", "network": "default", "image": "tiny", "hosts": ["host-a"],
     }}}))
 }
 
-/// The names of what is in it.
+/// The names of the volumes in the small pool.
 fn in_pool(connect: &Connect) -> Result<Vec<String>> {
     let pool = StoragePool::lookup_by_name(connect, "tight")?;
     pool.refresh(0)?;
@@ -180,7 +180,7 @@ async fn a_full_storage_pool_is_resource_exhausted_until_there_is_room() -> Resu
     let driver = driver_of_a_small_pool(&lab)?;
     let connect = lab.connect("host-a")?;
     let large = machine("large", &json!({"vmPool": "tight"}), &vec![b'#'; 3 << 20]);
-    // There is room for the disk, and none for the seed.
+    // There is room for the disk, but not for the seed.
     for _ in 0..2 {
         let refused = create(&driver, &large).await.unwrap_err();
         assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
@@ -190,14 +190,14 @@ async fn a_full_storage_pool_is_resource_exhausted_until_there_is_room() -> Resu
     }
     delete(&driver, &large, None).await?;
     assert_eq!(in_pool(&connect)?, Vec::<String>::new());
-    // There is none for the disk.
+    // There is no room for the disk.
     let filled = format!("head -c 2M /dev/zero > {tight}/filler || true");
     lab.on_host("host-a", &["sh", "-c", &filled])?;
     let refused = create(&driver, &large).await.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
     assert!(refused.message().contains("-root.qcow2"), "{refused}");
     assert_eq!(in_pool(&connect)?, ["filler"]);
-    // What was refused is made as soon as there is room.
+    // The create succeeds as soon as there is room.
     lab.on_host("host-a", &["rm", &format!("{tight}/filler")])?;
     let refused = create(&driver, &large).await;
     assert_eq!(code(&refused), Some(Code::ResourceExhausted));
@@ -259,7 +259,7 @@ async fn a_root_volume_of_any_size_is_kept_by_the_next_create() -> Result<()> {
         return Ok(());
     };
     let driver = lab.driver()?;
-    // 1 GB is no multiple of 1 KiB, in which libvirt measures what it makes.
+    // 1 GB is not a multiple of 1 KiB, and libvirt rounds sizes up to that.
     let machine = machine("odd", &json!({"failureDomain": "host-a", "rootFsSize": 1}), b"");
     create(&driver, &machine).await?;
     let connect = lab.connect("host-a")?;
@@ -268,7 +268,7 @@ async fn a_root_volume_of_any_size_is_kept_by_the_next_create() -> Result<()> {
     there.undefine()?;
     let volume = volumes(&connect, &machine, "root")?.pop().context("no disk")?;
     let path = volume.get_path()?;
-    // As long as it is open, no other file has its number.
+    // The open file keeps its inode number from being used again.
     let before = File::open(&path)?;
     create(&driver, &machine).await?;
     assert_eq!(

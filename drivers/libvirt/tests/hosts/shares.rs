@@ -1,4 +1,4 @@
-//! CPU shares, which a guest has by the control groups of its host.
+//! CPU shares, which the control groups of the host give to a guest.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::lab::{self, HOSTS, Lab, machine};
 const HOST: &str = HOSTS[0];
 const LIVE: u32 = virt_sys::VIR_DOMAIN_AFFECT_LIVE;
 const CONFIG: u32 = virt_sys::VIR_DOMAIN_AFFECT_CONFIG;
-/// Where libvirt puts the control groups of guests.
+/// The folder for the control groups of guests.
 const GROUPS_OF_GUESTS: &str = "/sys/fs/cgroup/cpu/machine";
 
 fn on_host(name: &str, change: &Value) -> MachineRef {
@@ -42,19 +42,19 @@ async fn update(
     driver.update_machine(request).await
 }
 
-/// What a domain has, and what it is to have when it is started the next time.
+/// The shares of the running domain, or of its definition.
 fn shares(domain: &Domain, affected: u32) -> Result<u64> {
     let read = domain.get_scheduler_parameters_flags(affected)?;
     read.cpu_shares.context("libvirt says no shares")
 }
 
-/// What the kernel gives the QEMU of a guest.
+/// The kernel's shares for the QEMU of a guest.
 fn given_by_the_kernel(lab: &Lab, domain: &Domain) -> Result<u64> {
     let pid = lab.of(HOST).join(format!("run/qemu/{}.pid", domain.get_name()?));
     let groups = fs::read_to_string(format!("/proc/{}/cgroup", fs::read_to_string(pid)?.trim()))?;
     let of_qemu = groups.lines().find_map(|line| line.split_once(":cpu:"));
     let (_, of_qemu) = of_qemu.context("QEMU has no control group for processors")?;
-    // Beside it are those of the virtual processors.
+    // The groups of the virtual CPUs are next to it.
     let of_guest = Path::new(of_qemu).parent().context("no group of the guest")?;
     let shares = format!("/sys/fs/cgroup/cpu{}/cpu.shares", of_guest.display());
     Ok(fs::read_to_string(shares)?.trim().parse()?)
@@ -129,7 +129,7 @@ async fn changes_shares_of_a_guest_that_runs(lab: &Lab) -> Result<()> {
     assert!(is_up(&status(&driver, &last, None).await?));
     assert_eq!(given_by_the_kernel(lab, &there)?, 10_000);
     delete(&driver, &last, Some(&id)).await?;
-    // A machine has them from the beginning.
+    // A new machine has its shares from the start.
     let machine = with(300);
     create(&driver, &machine).await?;
     let there = domain(&lab.connect(HOST)?, &machine)?;

@@ -1,4 +1,4 @@
-//! Bootstrap data: what cloud-init in the guest makes of the node image, so that its kubelet joins.
+//! Bootstrap data. cloud-init in the guest uses it to configure the node image, so that its kubelet joins.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use anyhow::Result;
 use management_cluster::{BOOTSTRAP_KUBECONFIG, KUBELET_CONFIG, WORKLOAD_HOST, Workload};
 use serde_json::{Value, json};
 
-/// The network of the Pods of one Node. Debian has its plugins.
+/// The Pod network of a single Node, with the plugins from Debian.
 const POD_NETWORK: &str = r#"{
   "cniVersion": "1.0.0",
   "name": "pods",
@@ -23,9 +23,9 @@ const POD_NETWORK: &str = r#"{
 }
 "#;
 
-/// A cloud-config for a guest that reaches the API server of the workload cluster under an address. Its Node
-/// registers with a taint, and with the ProviderID that the instance metadata have. cloud-init fills in what
-/// stands between the braces, as in the templates of the provider.
+/// A cloud-config for a guest that reaches the workload cluster's API server at this address. Its Node
+/// registers with a taint, and with the ProviderID from the instance metadata. cloud-init fills in the
+/// expressions in braces, as in the provider's templates.
 pub fn cloud_config(workload: &Workload, api_server: SocketAddr, taint: &str) -> Result<String> {
     let kubelet = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",

@@ -21,7 +21,7 @@ use crate::lab::{HOSTS, Lab};
 pub const NAME: &str = "virtual";
 /// The taint that a Node registers with until its VM is initialized.
 pub const TAINT: &str = "node.machine.sapcloud.io/instance-not-ready";
-/// Where a guest reaches the API server: its host, in the default network of libvirt.
+/// The address of the API server for guests: their host, in libvirt's default network.
 const API_SERVER: ([u8; 4], u16) = ([192, 168, 122, 1], 6443);
 const DEADLINE: Duration = Duration::from_mins(3);
 
@@ -39,7 +39,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts all but machines.
+    /// Starts everything except machines.
     pub async fn start(lab: &Lab, image: &NodeImage) -> Result<Self> {
         let driver = Path::new(env!("CARGO_BIN_EXE_capcmi-driver-libvirt"));
         let management = ManagementCluster::builder()
@@ -96,12 +96,12 @@ impl Cluster {
         run(command.args(arguments))
     }
 
-    /// Makes the MachineDeployment, of one machine.
+    /// Creates the MachineDeployment with one machine.
     pub async fn make_machine(&self) -> Result<()> {
         let metadata = json!({"name": NAME, "namespace": self.namespace});
         let spec = json!({
             "driver": "libvirt", "notReadyTaint": {"key": TAINT},
-            // Under emulation a guest takes its time to stop.
+            // An emulated guest takes long to shut down.
             "shutdownTimeoutSeconds": 180,
             "providerSpec": {"vmPool": "default", "size": "node", "rootFsSize": 8},
         });
@@ -116,7 +116,7 @@ impl Cluster {
             "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineDeployment", "metadata": metadata,
             "spec": {"clusterName": NAME, "replicas": 1, "template": {"spec": {
                 "clusterName": NAME, "version": KUBERNETES_VERSION,
-                // Without one, a deletion so soon after the creation waits for a create that may come late.
+                // Without a failure domain, an early deletion waits for a create that may still take effect.
                 "failureDomain": HOSTS[0],
                 "bootstrap": {"dataSecretName": "bootstrap"},
                 "infrastructureRef": reference,
@@ -131,7 +131,7 @@ impl Cluster {
     }
 }
 
-/// The disk of a node and the files that it is started with.
+/// The disk of a node, with its kernel and initial RAM disk.
 pub struct NodeImage {
     disk: PathBuf,
     kernel: PathBuf,
@@ -142,7 +142,7 @@ impl NodeImage {
     /// Builds the image on the first run.
     pub fn build() -> Result<Self> {
         let disk = built("build.sh", &["qcow2", KUBERNETES_VERSION])?;
-        // It was made of this folder.
+        // The disk was made from this folder.
         let root = disk.with_file_name("rootfs");
         Ok(Self {
             disk,
@@ -180,7 +180,7 @@ fn network(lab: &Lab, host: &str) -> Result<PathBuf> {
     Ok(Path::new("/proc").join(pid.trim()).join("ns/net"))
 }
 
-/// Pods find their way past the taints of Nodes.
+/// Starts a scheduler, so that Pods respect the taints of Nodes.
 async fn start_scheduler(management: &ManagementCluster) -> Result<Process> {
     let kubeconfig = management.workload().await?.admin_kubeconfig();
     let programs = built("programs.sh", &[&format!("kubernetes/{KUBERNETES_VERSION}")])?;
@@ -215,7 +215,7 @@ async fn start_plugin(
     Ok(plugin)
 }
 
-/// Two hosts that have the image of a node.
+/// Configures two hosts with the node image.
 fn driver_config(lab: &Lab, image: &NodeImage) -> Result<Value> {
     let sum = run(Command::new("sha256sum").arg(&image.disk))?;
     let sha256 = sum.split(' ').next().context("sha256sum printed nothing")?;
@@ -242,7 +242,7 @@ fn driver_config(lab: &Lab, image: &NodeImage) -> Result<Value> {
     }))
 }
 
-/// A Cluster with a control plane that is there already, and bootstrap data for its machines.
+/// Creates a Cluster with an existing control plane, and bootstrap data for its machines.
 async fn make_cluster(management: &ManagementCluster, namespace: &str, endpoint: SocketAddr) -> Result<()> {
     let admin = management.admin_client().await?;
     let infra = json!({

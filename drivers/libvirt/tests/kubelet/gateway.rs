@@ -1,5 +1,5 @@
-//! The way of guests to the API server: a port of their host, in the network namespace that the host has of
-//! its own, behind which the loopback interface of this computer is.
+//! Connects guests to the API server. Each host has a network namespace, and a port in it leads to the
+//! loopback interface of this computer.
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
@@ -13,18 +13,18 @@ use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
 use tokio::task::{JoinHandle, JoinSet};
 
-/// A port that leads to a server, until this is dropped.
+/// A port that leads to a server. Dropping this closes it.
 pub struct Gateway(JoinHandle<()>);
 
 impl Gateway {
-    /// Opens the port of a network namespace, named by its file.
+    /// Opens the port in a network namespace, given by its file.
     pub fn open(network: &Path, port: SocketAddr, server: SocketAddr) -> Result<Self> {
         let namespace = File::open(network).with_context(|| format!("opening {}", network.display()))?;
         let listener = listen_in(namespace, port)?;
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         Ok(Self(tokio::spawn(async move {
-            // Dropped with this task, which ends the connections.
+            // Dropping this task ends the connections.
             let mut connections = JoinSet::new();
             while let Ok((guest, _)) = listener.accept().await {
                 connections.spawn(relay(guest, server));
@@ -40,7 +40,7 @@ impl Drop for Gateway {
     }
 }
 
-/// A socket belongs to the namespace that it was made in. Only the thread that makes it moves there.
+/// Opens a socket in a network namespace. Only the thread that opens it enters the namespace.
 fn listen_in(namespace: File, port: SocketAddr) -> Result<TcpListener> {
     let made = thread::spawn(move || {
         move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
@@ -57,7 +57,7 @@ async fn relay(mut guest: TcpStream, server: SocketAddr) {
         copy_bidirectional(&mut guest, &mut connection).await
     };
     if let Err(error) = relayed.await {
-        // Common where one of both ends its side at once.
+        // Common when both ends close the connection at the same time.
         tracing::debug!(%error, "a connection of a guest ended");
     }
 }

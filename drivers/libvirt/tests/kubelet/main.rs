@@ -24,15 +24,15 @@ use management_cluster::{KUBERNETES_VERSION, eventually};
 use record::Record;
 use serde_json::json;
 
-/// What no guest has a part in.
+/// How long steps without a guest may take.
 const SOON: Duration = Duration::from_mins(5);
-/// A guest is emulated, on processors that others use as well.
+/// How long steps with a guest may take. It is emulated, on processors that other programs use as well.
 const GUEST: Duration = Duration::from_mins(25);
-/// What Pods run: an image that came with that of the node.
+/// The image of Pods, which is part of the node image.
 const POD_IMAGE: &str = "capcmi.local/hello:1";
 
-/// DRV-13, DRV-14, INI-02: a guest takes its bootstrap data, and joins as the Node that was promised, with
-/// the taint that is removed. It runs a Pod, is drained when its Machine is deleted, and leaves nothing.
+/// DRV-13, DRV-14, INI-02: a guest reads its bootstrap data, and joins as the promised Node. Its taint is
+/// removed, and it runs a Pod. When its Machine is deleted, the Node is drained, and nothing is left.
 #[tokio::test]
 #[ignore = "boots Debian with a kubelet, which takes minutes: make e2e-libvirt"]
 async fn a_machine_becomes_a_node_that_runs_a_pod_and_leaves_nothing() -> Result<()> {
@@ -44,7 +44,7 @@ async fn a_machine_becomes_a_node_that_runs_a_pod_and_leaves_nothing() -> Result
     let client = cluster.management.workload().await?.admin_client().await?;
     let nodes = Record::of(Api::<Node>::all(client.clone()));
     let pods = Record::of(Api::<Pod>::namespaced(client.clone(), "default"));
-    // It waits for a Node without the taint.
+    // The Pod waits for a Node without the taint.
     management_cluster::apply(&client, hello()).await?;
     cluster.make_machine().await?;
 
@@ -81,7 +81,7 @@ async fn a_machine_becomes_a_node_that_runs_a_pod_and_leaves_nothing() -> Result
             .as_ref()
             .map(|ended| ended.exit_code)
     };
-    // It was asked to stop, and did: the kubelet ended it while the guest still ran.
+    // The kubelet ended the Pod after the request to shut down, while the guest still ran.
     ensure!(
         ended.iter().map(code).collect::<Vec<_>>() == [Some(0)],
         "{ended:?}"
@@ -94,7 +94,7 @@ async fn a_machine_becomes_a_node_that_runs_a_pod_and_leaves_nothing() -> Result
     Ok(())
 }
 
-/// A Deployment whose Pod is ready when the kubelet reaches it over the Pod's network.
+/// A Deployment whose Pod becomes ready when the kubelet reaches it over the Pod network.
 fn hello() -> serde_json::Value {
     json!({
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "hello", "namespace": "default"},
@@ -111,7 +111,7 @@ fn hello() -> serde_json::Value {
     })
 }
 
-/// The InfraMachine, as soon as its VM was handed to Cluster API: long before there is a Node.
+/// The InfraMachine, after its VM was reported to Cluster API and long before the Node exists.
 async fn provisioned(cluster: &Cluster) -> Result<InfraMachine> {
     let machines = infra_machines(cluster).await?;
     eventually(SOON, "a VM", async || {
@@ -123,7 +123,7 @@ async fn provisioned(cluster: &Cluster) -> Result<InfraMachine> {
     .await
 }
 
-/// The Node, when the Machine is Running and says that its Node is ready.
+/// The Node, after the Machine is Running and reports its Node as ready.
 async fn ready(cluster: &Cluster, lab: &Lab, uuid: &str, name: &str) -> Result<Node> {
     let machines = machines(cluster).await?;
     eventually(GUEST, "a Running Machine", async || {
@@ -153,8 +153,8 @@ async fn ready(cluster: &Cluster, lab: &Lab, uuid: &str, name: &str) -> Result<N
     .await
 }
 
-/// The Node is the VM's: of the ProviderID, with a kubelet that reads the domain's UUID from its firmware. It
-/// had the taint when it came.
+/// Checks that the Node belongs to the VM: it has the ProviderID, and its kubelet reads the domain's UUID
+/// from the firmware. The Node was created with the taint.
 fn check_node(node: &Node, provider_id: &str, uuid: &str, states: &[Node]) -> Result<()> {
     let id = node.spec.as_ref().and_then(|spec| spec.provider_id.as_deref());
     ensure!(id == Some(provider_id), "{id:?} is not {provider_id}");
@@ -183,7 +183,7 @@ fn check_node(node: &Node, provider_id: &str, uuid: &str, states: &[Node]) -> Re
     Ok(())
 }
 
-/// The driver and the kubelet tell the same address.
+/// Checks that the driver and the kubelet report the same address.
 async fn same_address(cluster: &Cluster, node: &Node) -> Result<()> {
     let addresses = node.status.as_ref().and_then(|status| status.addresses.clone());
     let mut addresses = addresses.unwrap_or_default().into_iter();
@@ -209,7 +209,7 @@ fn keys(node: &Node) -> Vec<String> {
         .collect()
 }
 
-/// The name of the Pod, when its readiness probe succeeds on the Node.
+/// The name of the Pod, after its readiness probe has succeeded on the Node.
 async fn running_pod(cluster: &Cluster, node: &str) -> Result<String> {
     let client = cluster.management.workload().await?.admin_client().await?;
     let deployments = Api::<Deployment>::namespaced(client.clone(), "default");
@@ -229,7 +229,7 @@ async fn running_pod(cluster: &Cluster, node: &str) -> Result<String> {
     .await
 }
 
-/// Prints what an administrator sees.
+/// Prints the objects from an administrator's view.
 async fn show(cluster: &Cluster) -> Result<()> {
     let machines = ["get", "machines,inframachines", "-o", "wide"];
     println!(
@@ -244,7 +244,7 @@ async fn show(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Waits until no machine is left. Cluster API says that it has drained the Node.
+/// Waits until no machine is left, and checks that Cluster API has reported the drain.
 async fn gone(cluster: &Cluster) -> Result<()> {
     let machines = machines(cluster).await?;
     eventually(GUEST, "the end of the machine", async || {
@@ -270,7 +270,7 @@ async fn machines(cluster: &Cluster) -> Result<Api<DynamicObject>> {
     Ok(Api::namespaced_with(admin, &cluster.namespace, &resource))
 }
 
-/// A guest tells why on its console.
+/// Adds the end of the guest's console to an error.
 fn with_console(error: anyhow::Error, lab: &Lab, uuid: &str) -> anyhow::Error {
     let console = lab.console(uuid).unwrap_or_default();
     let lines: Vec<_> = console.lines().collect();

@@ -1,4 +1,4 @@
-//! What became of objects, state by state: a look now and then would miss those that are short.
+//! Records each state of objects: polling would miss short states.
 
 use std::fmt::Debug;
 use std::pin::pin;
@@ -11,8 +11,8 @@ use kube::runtime::watcher::{self, Event, watcher};
 use serde::de::DeserializeOwned;
 use tokio::task::JoinHandle;
 
-/// The states of all objects of a kind since this was made; the last one of an object that was deleted is
-/// what it was like in the end.
+/// The states of all objects of a kind since this was made. The last state of a deleted object is its final
+/// one.
 pub struct Record<K> {
     states: Arc<Mutex<Vec<K>>>,
     task: JoinHandle<()>,
@@ -22,7 +22,7 @@ impl<K> Record<K>
 where
     K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
-    /// Begins to record.
+    /// Starts to record.
     pub fn of(api: Api<K>) -> Self {
         let states = Arc::new(Mutex::new(Vec::new()));
         let recorded = Arc::clone(&states);
@@ -36,7 +36,7 @@ where
                             .unwrap_or_else(PoisonError::into_inner)
                             .push(object);
                     }
-                    // The watcher comes back by itself.
+                    // The watcher restarts automatically.
                     Ok(Event::Init | Event::InitDone) | Err(_) => {}
                 }
             }

@@ -1,4 +1,4 @@
-//! Calls about machines, and what stands on the hosts of them.
+//! Calls about machines, and their domains and volumes on the hosts.
 
 use anyhow::Result;
 use capcmi_driver_libvirt::LibvirtDriver;
@@ -15,10 +15,10 @@ use virt::storage_vol::StorageVol;
 
 use super::CLUSTER;
 
-/// Kind of metadata that is an element of a namespace.
+/// The kind of metadata that consists of an XML element.
 pub const ELEMENT: i32 = virt_sys::VIR_DOMAIN_METADATA_ELEMENT.cast_signed();
 
-/// Creates with what an earlier answer said to bring back.
+/// Creates a machine, with the state from an earlier answer.
 pub async fn create_with(
     driver: &LibvirtDriver,
     machine: &MachineRef,
@@ -31,7 +31,7 @@ pub async fn create_with(
     driver.create_machine(request).await
 }
 
-/// Creates, and once more with the placement record where the machine was placed alone.
+/// Creates a machine. If the first call only places it, a second one passes the placement record.
 pub async fn create(driver: &LibvirtDriver, machine: &MachineRef) -> cmi_driver::Result<Machine> {
     let first = create_with(driver, machine, None).await;
     match placed(&first) {
@@ -40,16 +40,16 @@ pub async fn create(driver: &LibvirtDriver, machine: &MachineRef) -> cmi_driver:
     }
 }
 
-/// The placement record of a create that placed the machine, and made none.
+/// The placement record of a create that placed the machine without creating it.
 pub fn placed(answer: &cmi_driver::Result<Machine>) -> Option<LastKnownState> {
     let status = answer.as_ref().err()?;
     let placed = status.code() == Code::Aborted && status.message().contains("is placed on host");
-    // The deletion of such a machine need not wait for a VM that may still come.
+    // The answer promises that no VM can appear later, so a deletion need not wait.
     assert!(!placed || status.has_no_side_effects(), "{status:?}");
     status.last_known_state().cloned().filter(|_| placed)
 }
 
-/// Deletes.
+/// Deletes a machine.
 pub async fn delete(
     driver: &LibvirtDriver,
     machine: &MachineRef,
@@ -63,7 +63,7 @@ pub async fn delete(
     driver.delete_machine(request).await.map(drop)
 }
 
-/// Looks.
+/// Queries the state of a machine.
 pub async fn status(
     driver: &LibvirtDriver,
     machine: &MachineRef,
@@ -76,7 +76,7 @@ pub async fn status(
     driver.get_machine_status(request).await
 }
 
-/// It has an address, or will have one.
+/// Whether the machine has an address or will get one.
 pub fn is_up(machine: &Machine) -> bool {
     [Some(PowerState::Starting), Some(PowerState::Running)].contains(&machine.power_state)
 }
@@ -86,7 +86,7 @@ pub fn code<T>(answer: &cmi_driver::Result<T>) -> Option<Code> {
     answer.as_ref().err().map(cmi_driver::Status::code)
 }
 
-/// What names and ids follow from.
+/// The identity of a machine, which determines its names and ids.
 pub fn key(machine: &MachineRef) -> MachineKey {
     MachineKey {
         cluster: CLUSTER.to_owned(),
@@ -100,7 +100,7 @@ pub fn domain(connect: &Connect, machine: &MachineRef) -> Result<Domain> {
     Ok(Domain::lookup_by_name(connect, &key(machine).domain_name())?)
 }
 
-/// Notes something else of a domain, as a driver that was killed has left it.
+/// Changes the metadata of a domain, to simulate a driver that was killed.
 pub fn note(domain: &Domain, change: impl FnOnce(Record) -> Record) -> Result<()> {
     let record = Record::parse(&domain.get_metadata(ELEMENT, Some(NAMESPACE), 0)?)?;
     let element = change(record).to_element()?;
@@ -108,7 +108,7 @@ pub fn note(domain: &Domain, change: impl FnOnce(Record) -> Record) -> Result<()
     Ok(())
 }
 
-/// The volumes of a machine that have a word in their names.
+/// The volumes of a machine whose names contain a word.
 pub fn volumes(connect: &Connect, machine: &MachineRef, word: &str) -> Result<Vec<StorageVol>> {
     let pool = StoragePool::lookup_by_name(connect, "machines")?;
     let (prefix, mut found) = (key(machine).volume_prefix(), Vec::new());

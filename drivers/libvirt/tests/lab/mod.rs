@@ -1,7 +1,7 @@
-//! Real libvirt hosts, with guests that boot in seconds. A folder with `mod.rs`, so that Cargo takes it for
-//! no test program of its own.
+//! Real libvirt hosts, with guests that boot in seconds. Cargo would compile a file `lab.rs` as a test
+//! program.
 
-// Each test program takes a part of it.
+// Each test program uses only a part.
 #![allow(dead_code)]
 
 pub mod machines;
@@ -25,20 +25,20 @@ use virt::connect::Connect;
 
 use wire::Fates;
 
-/// The hosts of a lab, but where a test needs more.
+/// The hosts of a lab, unless a test needs others.
 pub const HOSTS: [&str; 2] = ["host-a", "host-b"];
 /// The cluster of all machines.
 pub const CLUSTER: &str = "lab";
-/// Where the socket of a host is, in its folder.
+/// The folder of a host's socket, inside the host's folder.
 const DIRECTLY: &str = "run";
-/// Where the end of the wire to it is.
+/// The folder of the wire's socket, inside the host's folder.
 const OVER_A_WIRE: &str = "wire";
-/// How long anything may take: far above what is usual for emulated guests on a busy machine.
+/// How long a step may take. Emulated guests on a busy machine usually take much less.
 pub const DEADLINE: Duration = Duration::from_mins(4);
-/// Guests are emulated: one lab at a time is enough for two processors.
+/// Guests are emulated: two processors can run only one lab at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
-/// Hosts, which end with their guests when this is dropped.
+/// Running hosts. Dropping this ends them and their guests.
 pub struct Lab {
     hosts: BTreeMap<&'static str, Child>,
     guest: PathBuf,
@@ -46,12 +46,12 @@ pub struct Lab {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// The lab, or none where there is no libvirt: `make test-libvirt` installs it, and fails without.
+/// The lab, or `None` if libvirt is missing. `make test-libvirt` installs libvirt, and then requires it.
 pub async fn lab() -> Result<Option<Lab>> {
     lab_of(&HOSTS).await
 }
 
-/// A lab with other hosts than most have.
+/// A lab with these hosts.
 pub async fn lab_of(hosts: &[&'static str]) -> Result<Option<Lab>> {
     let prepared = Command::new(scripts().join("prepare.sh"))
         .arg("--check")
@@ -73,7 +73,7 @@ impl Lab {
     async fn start(hosts: &[&'static str]) -> Result<Self> {
         let alone = ONE_AT_A_TIME.lock().await;
         let guest = guest()?;
-        // Sockets have short paths.
+        // The path of a socket must be short.
         let folder = tempfile::Builder::new().prefix("capcmi-lv").tempdir_in("/tmp")?;
         let mut lab = Self {
             hosts: BTreeMap::new(),
@@ -125,7 +125,7 @@ impl Lab {
         self.folder.path().join(host)
     }
 
-    /// The URI of a host's libvirtd, or of the end of the wire to it.
+    /// The URI of a host's libvirtd, or of its wire.
     fn uri(&self, host: &str, at: &str) -> String {
         let socket = self.of(host).join(at).join("libvirt-sock");
         format!("qemu+unix:///system?socket={}", socket.display())
@@ -136,12 +136,12 @@ impl Lab {
         self.hosts.keys().copied().collect()
     }
 
-    /// A connection beside the driver's, as an administrator has.
+    /// A second connection beside the driver's, like an administrator's.
     pub fn connect(&self, host: &str) -> Result<Connect> {
         Connect::open(Some(&self.uri(host, DIRECTLY))).with_context(|| format!("connecting to {host} failed"))
     }
 
-    /// A folder for what a test makes.
+    /// A folder for a test's files.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -151,7 +151,7 @@ impl Lab {
         self.config_of(&self.names(), DIRECTLY)
     }
 
-    /// Lays a wire to a host. A driver with the configuration [`Lab::config_over_wires`] is at its end.
+    /// Lays a wire to a host. Drivers with the configuration [`Lab::config_over_wires`] use it.
     pub fn lay_wire(&self, host: &str, fates: Fates) -> Result<()> {
         let at = |place: &str| self.of(host).join(place).join("libvirt-sock");
         wire::lay(at(DIRECTLY), &at(OVER_A_WIRE), fates)
@@ -190,19 +190,19 @@ impl Lab {
         .to_string())
     }
 
-    /// A driver of these hosts, which knows nothing of another one.
+    /// A driver for these hosts, without any state from another driver.
     pub fn driver(&self) -> Result<LibvirtDriver> {
         self.driver_with(&json!({}))
     }
 
-    /// The same, with a merge patch on its configuration.
+    /// A driver with a merge patch on its configuration.
     pub fn driver_with(&self, change: &Value) -> Result<LibvirtDriver> {
         let mut config = serde_json::from_str(&self.config()?)?;
         merge(&mut config, change);
         Ok(LibvirtDriver::new(Config::parse(&config.to_string())?))
     }
 
-    /// Runs a program where a host is, in its namespaces.
+    /// Runs a program in the namespaces of a host.
     pub fn on_host(&self, host: &str, command: &[&str]) -> Result<()> {
         let ran = Command::new("nsenter")
             .args(["--mount", "--net", "--target", &self.libvirtd(host)?, "--"])
@@ -243,13 +243,13 @@ impl Lab {
         self.ready(host)
     }
 
-    /// Has a host's libvirtd put guests into control groups. False where the computer has none of version 1
-    /// for processors.
+    /// Makes a host's libvirtd put guests into control groups. Returns false if this computer has no CPU
+    /// control groups of version 1.
     pub async fn use_control_groups(&self, host: &str) -> Result<bool> {
         if !Path::new("/sys/fs/cgroup/cpu/cpu.shares").exists() {
             return Ok(false);
         }
-        // libvirt takes a version 2 beside it for the one that counts.
+        // Otherwise libvirt would prefer the version 2 hierarchy.
         if Path::new("/sys/fs/cgroup/unified/cgroup.procs").exists() {
             self.on_host(host, &["umount", "/sys/fs/cgroup/unified"])?;
         }
@@ -273,7 +273,7 @@ impl Lab {
         Ok(true)
     }
 
-    /// Everything that machines have on the hosts.
+    /// Everything that machines have left on the hosts.
     pub fn left(&self) -> Result<Vec<String>> {
         let mut left = Vec::new();
         for host in self.names() {
@@ -282,7 +282,7 @@ impl Lab {
         Ok(left)
     }
 
-    /// Everything that machines have on a host: domains, files, settings of UEFI and guests that run.
+    /// Everything that machines have left on a host: domains, files, UEFI variables and running guests.
     pub fn left_on(&self, host: &str) -> Result<Vec<String>> {
         let mut left = Vec::new();
         let mut connect = self.connect(host)?;
@@ -294,7 +294,7 @@ impl Lab {
             left.push(format!("{host}: {}", file?.file_name().to_string_lossy()));
         }
         let nvram = self.of(host).join("lib/qemu/nvram");
-        // libvirt makes the folder with the first.
+        // libvirt creates the folder with its first file.
         for file in nvram
             .exists()
             .then(|| fs::read_dir(nvram))
@@ -307,7 +307,7 @@ impl Lab {
         let folder = self.of(host).display().to_string();
         for process in fs::read_dir("/proc")? {
             let process = process?.path();
-            // One that has ended meanwhile has none.
+            // The process may have ended by now.
             let command = fs::read(process.join("cmdline")).unwrap_or_default();
             let command = String::from_utf8_lossy(&command);
             if command.contains("qemu-system") && command.contains(&folder) {
@@ -317,7 +317,7 @@ impl Lab {
         Ok(left)
     }
 
-    /// What the console of a machine's guest shows, on whatever host it is.
+    /// The console of a machine's guest, on any host.
     pub fn console(&self, uuid: &str) -> Result<String> {
         for host in self.names() {
             let path = self.of(host).join(format!("machines/capcmi-{uuid}-console.log"));
@@ -340,7 +340,7 @@ impl Drop for Lab {
     }
 }
 
-/// The guest, made once for each version of its script.
+/// The guest, built once for each version of its script.
 fn guest() -> Result<PathBuf> {
     let script = scripts().join("guest.sh");
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
@@ -363,7 +363,7 @@ fn guest() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The folder of the guest with what `images.sh` adds, made once for each version of that, too.
+/// The guest's folder with the results of `images.sh`, built once for each version of that script.
 pub fn images() -> Result<PathBuf> {
     let (folder, script) = (guest()?, scripts().join("images.sh"));
     let made = folder.join(format!("made-{}", &sha256(&fs::read(&script)?)[..16]));
@@ -379,7 +379,7 @@ pub fn images() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// A JSON merge patch that takes nothing away.
+/// Applies a JSON merge patch that removes nothing.
 fn merge(value: &mut Value, change: &Value) {
     match change {
         Value::Object(fields) if value.is_object() => {
@@ -391,7 +391,7 @@ fn merge(value: &mut Value, change: &Value) {
     }
 }
 
-/// As `sha256sum` prints it.
+/// The SHA-256 in the format of `sha256sum`.
 pub fn sha256(bytes: &[u8]) -> String {
     let digest = Sha256::digest(bytes);
     digest
@@ -399,7 +399,7 @@ pub fn sha256(bytes: &[u8]) -> String {
         .fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
 }
 
-/// A machine of the cluster, with a change of its spec.
+/// A machine in the lab's cluster, with changes of its spec.
 pub fn machine(name: &str, change: &serde_json::Value, user_data: &[u8]) -> MachineRef {
     let mut spec = json!({"vmPool": "default", "size": "small", "tags": {
         tags::CLUSTER: CLUSTER, tags::ROLE: "node", tags::MACHINE: format!("{name}-1")
@@ -418,7 +418,7 @@ pub fn machine(name: &str, change: &serde_json::Value, user_data: &[u8]) -> Mach
     )
 }
 
-/// Calls `probe` until it is OK, and returns its value.
+/// Repeats `probe` until it succeeds, and returns its value.
 pub async fn eventually<T>(what: &str, mut probe: impl AsyncFnMut() -> Result<T>) -> Result<T> {
     let deadline = Instant::now() + DEADLINE;
     loop {

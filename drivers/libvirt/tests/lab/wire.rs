@@ -1,7 +1,7 @@
-//! A wire between the driver and the libvirtd of a host, on which a test sees every message of libvirt's
-//! protocol, and may hold it up, lose it, or answer in libvirtd's place.
+//! A wire between the driver and the libvirtd of a host. A test sees every message of libvirt's protocol on
+//! it. The test may delay or drop a message, or answer instead of libvirtd.
 //!
-//! Framing and numbers are those of `virnetprotocol.x` and `remote_protocol.x` of libvirt.
+//! Framing and numbers follow `virnetprotocol.x` and `remote_protocol.x` of libvirt.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-/// The program of calls about domains, volumes and all else.
+/// libvirt's program number for calls about domains, volumes and everything else.
 const REMOTE: u32 = 0x2000_8086;
 const CALL: u32 = 0;
 const REPLY: u32 = 1;
@@ -23,18 +23,18 @@ const STREAM: u32 = 3;
 const FAILED: u32 = 1;
 /// Length and header of a message.
 const HEADER: usize = 28;
-/// Longer than any message of libvirt.
+/// Longer than any libvirt message.
 const MAX_MESSAGE: usize = 64 * 1024 * 1024;
-/// The domain and the level of an error that libvirtd itself reports.
+/// The domain and level of an error in libvirtd itself.
 const FROM_RPC: u32 = 7;
 const ERROR: u32 = 2;
 
-/// How often it is looked whether a message is still to be late.
+/// How often the wire checks whether a message must still wait.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
-/// The calls that tests tell apart.
+/// The calls that tests need to distinguish.
 pub mod procedure {
-    /// `virDomainCreate`: the start of one that is defined.
+    /// `virDomainCreate`: starts a defined domain.
     pub const START: [u32; 2] = [9, 196];
     /// `virDomainDefineXML`.
     pub const DEFINE: [u32; 2] = [11, 350];
@@ -56,66 +56,65 @@ pub mod procedure {
     pub const LIST_POOLS: [u32; 1] = [281];
     /// `virDomainSetMetadata`.
     pub const NOTE: [u32; 1] = [264];
-    /// Those that open and close a connection: the rest is about what is on the host.
+    /// The calls that open and close a connection. All others concern objects on the host.
     pub const CONNECTING: [u32; 6] = [1, 2, 60, 66, 110, 167];
 }
 
-/// Where on its way a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// From the driver.
+    /// A call from the driver.
     There,
-    /// The answer.
+    /// The answer to a call.
     Back,
-    /// From the driver, a part of what it uploads.
+    /// A part of an upload from the driver.
     Upload,
 }
 
-/// A message that passes.
+/// A message on the wire.
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
     /// Where it is.
     pub way: Way,
-    /// What is called, or was.
+    /// The number of the called procedure.
     pub procedure: u32,
     /// The arguments of the call.
     pub arguments: &'a [u8],
 }
 
 impl Message<'_> {
-    /// Whether it is on this way, and of one of these calls, with a word in its arguments.
+    /// Whether the message has this kind, belongs to one of these calls, and has a word in its arguments.
     pub fn is(&self, way: Way, procedures: &[u32], word: &str) -> bool {
         let has_word = word.is_empty() || self.arguments.windows(word.len()).any(|at| at == word.as_bytes());
         self.way == way && procedures.contains(&self.procedure) && has_word
     }
 }
 
-/// What becomes of a message.
+/// The fate of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It arrives.
+    /// The message arrives.
     Passes,
-    /// It takes so much longer, and so does what follows on the connection; a call only as long as this is
-    /// its fate.
+    /// The message is delayed by this time, and so are the later ones on the connection. A call waits only
+    /// while this remains its fate.
     Late(Duration),
-    /// It is lost with the connection.
+    /// The message is lost with the connection.
     Lost,
-    /// A call is not made: libvirtd's answer is this error.
+    /// The call is not made: libvirtd's answer is this error.
     Refused(u32, String),
 }
 
-/// Decides on each message.
+/// Decides the fate of each message.
 pub type Fates = Arc<dyn Fn(Message<'_>) -> Fate + Send + Sync>;
 
-/// Lays a wire to a socket of libvirtd, and answers the socket at its other end. It stays as long as the
-/// process.
+/// Lays a wire to a libvirtd socket, and serves it at the other end. The wire lives as long as the process.
 pub fn lay(daemon: PathBuf, end: &Path, fates: Fates) -> Result<()> {
     let folder = end.parent().context("a socket is in a folder")?;
     fs::create_dir_all(folder)?;
     let listener = UnixListener::bind(end).with_context(|| format!("listening at {}", end.display()))?;
     thread::spawn(move || {
         for driver in listener.incoming().flatten() {
-            // A daemon that is down closes the connection.
+            // Closes the driver's connection if the daemon is down.
             if let Ok(libvirtd) = UnixStream::connect(&daemon)
                 && let Err(error) = connect(&driver, &libvirtd, &fates)
             {
@@ -130,7 +129,7 @@ pub fn lay(daemon: PathBuf, end: &Path, fates: Fates) -> Result<()> {
 struct Line {
     driver: UnixStream,
     libvirtd: UnixStream,
-    /// Answers come from two threads.
+    /// Two threads write answers.
     to_driver: Mutex<UnixStream>,
     /// Calls without an answer yet, by their serial numbers.
     calls: Mutex<HashMap<u32, (u32, Vec<u8>)>>,
@@ -146,7 +145,7 @@ fn connect(driver: &UnixStream, libvirtd: &UnixStream, fates: &Fates) -> io::Res
         fates: Arc::clone(fates),
     });
     let back = Arc::clone(&line);
-    // A broken connection is what these threads end with.
+    // The threads end when a connection breaks.
     thread::spawn(move || {
         let _ended = line.there();
         line.hang_up();
@@ -161,7 +160,7 @@ fn connect(driver: &UnixStream, libvirtd: &UnixStream, fates: &Fates) -> io::Res
 impl Line {
     fn hang_up(&self) {
         for end in [&self.driver, &self.libvirtd] {
-            // It may be closed already.
+            // The socket may be closed already.
             let _closed = end.shutdown(Shutdown::Both);
         }
     }
@@ -183,7 +182,7 @@ impl Line {
         }
     }
 
-    /// So long, or until it is not to be late any more.
+    /// Waits for this time, or until the call's fate changes.
     fn hold_up(&self, frame: &Frame, time: Duration) {
         let since = Instant::now();
         while since.elapsed() < time && matches!(self.fate_there(frame), Fate::Late(_)) {
@@ -243,7 +242,7 @@ impl Line {
     }
 }
 
-/// A message as it is sent: length, program, version, procedure, kind, serial number, status, and the rest.
+/// A message on the wire: length, program, version, procedure, kind, serial number, status and body.
 struct Frame(Vec<u8>);
 
 impl Frame {
@@ -280,7 +279,7 @@ impl Frame {
         self.number(20)
     }
 
-    /// The answer by which libvirtd says that it failed.
+    /// libvirtd's answer for a failed call.
     fn refusal(&self, number: u32, words: &str) -> Vec<u8> {
         let mut error = Vec::new();
         let mut put = |number: u32| error.extend(number.to_be_bytes());
@@ -291,7 +290,7 @@ impl Frame {
         error.extend(words.as_bytes());
         error.resize(error.len().next_multiple_of(4), 0);
         error.extend(ERROR.to_be_bytes());
-        // No domain, no texts, no numbers, no network.
+        // Empty fields: no domain, texts, numbers or network.
         error.extend([0; 4 * 7]);
         let mut frame = u32::try_from(HEADER + error.len())
             .unwrap_or_default()
