@@ -1,4 +1,4 @@
-//! The costs of a fleet that comes up, idles and is relisted, and whose provider is restarted; beside the
+//! The costs of a fleet that comes up, idles, is relisted, and has its provider restarted, compared with the
 //! floors.
 
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ use super::measure::{self, ControlPlane, Measured, Requests, Usage};
 use super::report::{Report, Rest, Row, Run};
 use super::{Args, WINDOW, provider, window};
 
-/// The time without writes after which everything is done.
+/// How long nothing may be written until everything counts as done.
 const QUIET: Duration = Duration::from_secs(1);
-/// The longest time between an Event and what it is about.
+/// How long an Event may come after its cause.
 const EVENTS_DEADLINE: Duration = Duration::from_mins(1);
 
-/// A management cluster with machines that come up, for one provider.
+/// A management cluster with machines for one provider.
 pub struct Bench {
     /// The management cluster.
     pub management: ManagementCluster,
@@ -54,8 +54,8 @@ impl Contestant {
     }
 }
 
-/// Measures all contestants at all sizes. Each round begins with another contestant: a computer is not
-/// equally fast all the time, and the last one may always find it slower.
+/// Measures all contestants at all sizes. Each round starts with another contestant, since the speed of a
+/// computer changes over time.
 pub async fn measure(args: &Args) -> Result<()> {
     let floors = Kind::ALL.map(Contestant::Floor);
     let providers = args.places.iter().copied().map(Contestant::Provider);
@@ -128,7 +128,7 @@ async fn of_provider(place: Place, size: usize) -> Result<Run> {
 }
 
 impl Bench {
-    /// Prepares machines that wait for a provider.
+    /// Prepares machines that have no provider yet.
     pub async fn set(place: Place, size: usize) -> Result<Self> {
         let management = provider::management_cluster().await?;
         let cloud = Cloud::start(&management, place, false).await?;
@@ -146,8 +146,8 @@ impl Bench {
         })
     }
 
-    /// Measures a provider whose machines come up, that then idles, whose API server is restarted, and that
-    /// is itself restarted at last. Returns the restarted provider as well.
+    /// Measures a provider while its machines come up, while it idles, and while its API server restarts.
+    /// Then restarts and measures the provider. Returns the restarted provider, too.
     pub async fn run(&self, flags: &[&str]) -> Result<(Run, Measured)> {
         let (mut replica, mut run) = self.come_up(flags).await?;
         run.rest.push(self.idle(&replica).await?);
@@ -188,7 +188,7 @@ impl Bench {
         Ok((replica, run))
     }
 
-    /// Measures a provider that has nothing to do.
+    /// Measures an idle provider.
     async fn idle(&self, replica: &Measured) -> Result<Rest> {
         let (requests, usage) = (Requests::read(&self.admin).await?, replica.usage()?);
         let calls = replica.driver_calls().await?;
@@ -203,14 +203,13 @@ impl Bench {
         })
     }
 
-    /// Measures a provider whose API server is restarted and has lost the state of its watches, so that the
-    /// provider relists everything: until a machine is up that is made as soon as the API server is back, and
-    /// for a while after.
+    /// Measures a provider whose API server restarts. The API server has no state of the old watches, so the
+    /// provider relists everything. The measurement ends some time after a new machine is up.
     async fn relist(&self, replica: &mut Measured) -> Result<Rest> {
         let (calls, reconciles) = (replica.driver_calls().await?, replica.reconciles().await?);
         self.management.kill_api_server().await;
         self.management.start_api_server().await?;
-        // The counters of the previous API server are gone with it.
+        // The restarted API server counts from zero.
         let (usage, requests) = (replica.usage()?, Requests::read(&self.admin).await?);
         replica.forget_peak()?;
         let started = Instant::now();
@@ -234,8 +233,8 @@ impl Bench {
         })
     }
 
-    /// Measures a provider that starts when all machines are up, until it has reconciled each, and for a
-    /// while after.
+    /// Measures a provider that starts when all machines are up. The measurement ends some time after it has
+    /// reconciled all of them.
     async fn restart(&self, flags: &[&str]) -> Result<(Rest, Measured)> {
         let requests = Requests::read(&self.admin).await?;
         let started = Instant::now();
@@ -255,8 +254,8 @@ impl Bench {
     }
 }
 
-/// Waits until every machine has its Event, which is written last, and nothing is written for a while. The
-/// counts show a contestant that makes fewer Events.
+/// Waits until every machine has its Event, the last write of a machine, and nothing is written for a while.
+/// If a contestant writes fewer Events, the counts show it.
 pub async fn settled(admin: &kube::Client, since: &Requests, size: usize) -> Result<()> {
     let begun = Instant::now();
     let mut before = Requests::read(admin).await?;

@@ -93,7 +93,7 @@ impl Client {
     }
 }
 
-/// Starts a floor in a process of its own.
+/// Starts a floor in a separate process.
 pub async fn start(management: &ManagementCluster, kind: Kind, namespace: &str) -> Result<Measured> {
     let kubeconfig = testbed::service_account(management).await?;
     let program = std::env::current_exe().context("finding this program")?;

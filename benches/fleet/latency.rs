@@ -1,5 +1,6 @@
-//! The time until the driver is called about a machine while creates wait for it: after a deletion, a change
-//! of the spec, and a Node that goes silent; and about a new machine after a fail-over and after a restart.
+//! The time until the first driver call for a machine while creates wait for the driver. Causes are a
+//! deletion, a change of the spec, and a Node that goes silent. For a new machine, the cause is a fail-over
+//! or a restart of the provider.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -18,9 +19,9 @@ use super::machines::{Fleet, name, patch};
 use super::report::{ms, percentile};
 use super::{Args, CONCURRENCY, provider};
 
-/// The time that a create of the backlog takes.
+/// How long a create of the backlog takes.
 const SLOW: Duration = Duration::from_secs(2);
-/// The longest time until a call: a later one counts as none.
+/// How long a call may take. A later one does not count.
 const DEADLINE: Duration = Duration::from_mins(3);
 
 /// A change to a machine that is up.
@@ -47,8 +48,8 @@ impl Stimulus {
 struct Stage {
     cloud: Cloud,
     fleet: Fleet,
-    /// The source of connections, each of which is opened when it is needed: the API server closes one that
-    /// is idle for minutes.
+    /// Used to open each connection when it is needed: the API server closes connections that are idle for
+    /// minutes.
     kubeconfig: PathBuf,
 }
 
@@ -75,7 +76,7 @@ async fn of(place: Place, size: usize, args: &Args) -> Result<()> {
     fleet.create(&management, "m", size).await?;
     let mut alone = provider::start(&management, "alone", cloud, fleet, &[]).await?;
     alone.has(fleet.provisioned(&admin, size)).await?;
-    // The Nodes of the last third report.
+    // The Nodes of the last third of the machines report.
     let connection = stage.connect().await?;
     let reporting = (2 * samples..3 * samples).map(|index| stage.node_reports(&connection, index, "True"));
     futures::stream::iter(reporting)
@@ -145,12 +146,12 @@ impl Stage {
         Connection::open(&self.kubeconfig).await
     }
 
-    /// Applies every stimulus to so many machines, spread over the time that the backlog takes. Returns the
-    /// time of each.
+    /// Applies every stimulus to this number of machines, spread over the duration of the backlog. Returns
+    /// the time of each.
     async fn stimulate(&self, samples: usize, backlog: usize) -> Result<BTreeMap<(Stimulus, String), u64>> {
         let creates_at_once = CONCURRENCY - CONCURRENCY / 8;
         let lasts = SLOW * u32::try_from(backlog / creates_at_once).context("a backlog of billions")?;
-        // A part of that time goes by while the backlog is made.
+        // Making the backlog takes a part of that time.
         let pause = lasts.mul_f64(0.6) / u32::try_from(samples.max(1))?;
         let connection = self.connect().await?;
         let mut begun = BTreeMap::new();
@@ -158,8 +159,8 @@ impl Stage {
         for index in 0..samples {
             pace.tick().await;
             for position in 0..Stimulus::ALL.len() {
-                // The order differs each time: the first stimulus may wait for work that the others find
-                // done.
+                // The order rotates: the first stimulus may have to wait for work that is done for the
+                // others.
                 let third = (index + position) % Stimulus::ALL.len();
                 let stimulus = Stimulus::ALL[third];
                 let index = third * samples + index;
@@ -204,8 +205,8 @@ impl Stage {
         Ok(creates.count())
     }
 
-    /// Waits until each machine has a call since its stimulus, in the log from a byte on. Returns the times
-    /// between stimulus and first call.
+    /// Waits until each machine has a call after its stimulus, in the log from a byte offset on. Returns the
+    /// times between stimulus and first call.
     async fn latencies(
         &self,
         begun: &BTreeMap<(Stimulus, String), u64>,
@@ -229,8 +230,8 @@ impl Stage {
         .await
     }
 
-    /// Waits until a machine has a call since an instant, in the log from a byte on. Returns the time between
-    /// the two.
+    /// Waits until a machine has a call after an instant, in the log from a byte offset on. Returns the time
+    /// between both.
     async fn call_since(&self, machine: &str, since: u64, log: u64) -> Result<Duration> {
         eventually(DEADLINE, &format!("a call about {machine}"), async || {
             let calls = self.cloud.calls_from(log)?;
@@ -243,7 +244,7 @@ impl Stage {
         .await
     }
 
-    /// Makes a machine. Returns the time between an instant and the first call about the machine.
+    /// Creates a machine. Returns the time between an instant and the machine's first call.
     async fn act_on_new(&self, machine: &str, since: u64) -> Result<Duration> {
         let log = self.cloud.calls_end()?;
         self.fleet.create_one(&self.connect().await?, machine).await?;

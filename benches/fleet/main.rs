@@ -1,10 +1,10 @@
-//! The cost of a fleet: N machines wait in the API server when the provider starts. Cluster API's core does
-//! not run, so that only the provider acts. The same run measures two floors: a bare kube client that makes
-//! the same requests, and the best bare client that is known. Each contestant has a fresh management cluster,
-//! so that no database is older than another's.
+//! The cost of a fleet. N machines wait in the API server when the provider starts. Cluster API's core does
+//! not run, so only the provider acts. The same run measures two floors: a bare kube client with the same
+//! requests, and the fastest bare client that is known. Each contestant has a fresh management cluster, so
+//! all databases have the same age.
 //!
-//! `make bench`, or `cargo bench --bench fleet -- 2000 10000`. This is no test, since it measures time.
-//! `make bench-counts` compares its counts with `counts.json`.
+//! Run `make bench`, or `cargo bench --bench fleet -- 2000 10000`. This is not a test, since it measures
+//! time. `make bench-counts` compares the counts with `counts.json`.
 
 mod bare;
 mod bring_up;
@@ -30,33 +30,33 @@ use clap::{Parser, ValueEnum};
 
 use self::cloud::Place;
 
-/// The number of machines at a time, for the provider and for the floor.
+/// How many machines the provider and the floor handle concurrently.
 const CONCURRENCY: usize = 32;
-/// The time for which a small fleet is watched while it idles, or after its provider was restarted.
+/// How long a small fleet is measured while it idles, or after a restart of its provider.
 const WINDOW: Duration = Duration::from_secs(10);
-/// The same for a large fleet: the inventory lists all VMs twice meanwhile.
+/// How long a large fleet is measured. The inventory lists all VMs twice in this time.
 const LONG_WINDOW: Duration = Duration::from_mins(2);
-/// The number of machines from which a fleet is large.
+/// A fleet with this number of machines or more is large.
 const LARGE: usize = 10_000;
 /// The default number of rounds at a size.
 const ROUNDS: usize = 3;
 /// The largest size with several rounds: a round of 100,000 takes more than twenty minutes.
 const LARGEST_REPEATED: usize = 20_000;
 
-/// What is measured, and at which size.
+/// The command line: scenario, sizes and places.
 #[derive(Debug, Parser)]
 #[command(name = "fleet")]
 struct Args {
     /// Numbers of machines.
     #[arg(value_name = "MACHINES", default_value = "2000")]
     sizes: Vec<usize>,
-    /// What is measured.
+    /// The scenario to measure.
     #[arg(long, value_enum, default_value_t = Scenario::BringUp)]
     scenario: Scenario,
-    /// How often; figures are medians. Three times, and once where more than 20,000 machines are measured.
+    /// Number of rounds; figures are medians. Default: 3, or 1 for more than 20,000 machines.
     #[arg(long, env = "BENCH_ROUNDS")]
     rounds: Option<NonZero<usize>>,
-    /// Where the driver runs; several are measured one after the other.
+    /// Where the driver runs. Several places are measured one after the other.
     #[arg(
         long = "driver",
         env = "BENCH_DRIVER",
@@ -65,22 +65,22 @@ struct Args {
         default_value = "in-process"
     )]
     places: Vec<Place>,
-    /// The most machines of a floor, which is compared by its rate.
+    /// The most machines for a floor. Floors are compared by their rate.
     #[arg(long, env = "BENCH_FLOOR_MACHINES", default_value_t = 10_000)]
     floor_machines: usize,
-    /// Of the shards scenario, without the one provider of the whole, which is measured by itself, too.
+    /// Shards scenario: skip the single provider of the whole fleet.
     #[arg(long, env = "BENCH_SHARDS_ALONE")]
     shards_alone: bool,
-    /// Creates that wait for a slow driver, of the latency scenario.
+    /// Latency scenario: creates that wait for a slow driver.
     #[arg(long, env = "BENCH_BACKLOG", default_value_t = 2000)]
     backlog: usize,
-    /// Deletions, changes and silent Nodes, each, of the latency scenario.
+    /// Latency scenario: deletions, and as many changes and silent Nodes.
     #[arg(long, env = "BENCH_SAMPLES", default_value_t = 200)]
     samples: usize,
-    /// Where perf writes what the CPU does while the fleet comes up.
+    /// File for perf's CPU profile while the fleet comes up.
     #[arg(long, value_name = "FILE")]
     perf: Option<PathBuf>,
-    /// What cargo gives to every benchmark.
+    /// An argument that cargo passes to every benchmark.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -93,22 +93,22 @@ impl Args {
     }
 }
 
-/// What is measured.
+/// A scenario to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Scenario {
-    /// A fleet comes up, idles, is listed anew, and its provider is restarted; beside the floors.
+    /// A fleet comes up, idles, is relisted, and its provider is restarted; with floors.
     BringUp,
-    /// The same, without floors, compared with the counts that are expected.
+    /// The same without floors, compared with the expected counts.
     Counts,
     /// How soon the driver is called while creates wait for it.
     Latency,
     /// Two providers with half of the fleet each.
     Shards,
-    /// Where the CPU goes while a fleet comes up.
+    /// The CPU profile while a fleet comes up.
     Profile,
 }
 
-/// Returns the time for which a fleet of so many machines is watched.
+/// Returns how long a fleet of this size is measured.
 const fn window(machines: usize) -> Duration {
     if machines < LARGE { WINDOW } else { LONG_WINDOW }
 }

@@ -17,11 +17,11 @@ use management_cluster::{ManagementCluster, Process};
 
 use super::CONCURRENCY;
 
-/// The clock ticks a second: Linux shows processes a fixed 100.
+/// The clock ticks in a second: Linux always reports 100.
 const TICKS: u64 = 100;
-/// The interval at which a process is checked for its end.
+/// How often the end of a process is checked.
 const POLL: Duration = Duration::from_millis(200);
-/// The longest time that a start may take.
+/// How long a start may take.
 const DEADLINE: Duration = Duration::from_mins(2);
 
 /// A process that is measured.
@@ -51,7 +51,7 @@ impl Measured {
         })
     }
 
-    /// Waits for something that this process does. Fails when the process ends first.
+    /// Waits for a result of this process. Fails if the process ends first.
     pub async fn has<T>(&mut self, done: impl Future<Output = Result<T>>) -> Result<T> {
         let ended = async {
             loop {
@@ -87,8 +87,8 @@ impl Measured {
         reconciles(&self.diagnostics).await
     }
 
-    /// Returns the number of driver calls about one machine each, as the provider counts them. Lists do not
-    /// count: they come at an interval.
+    /// Returns the number of driver calls for a single machine, from the provider's metrics. Lists do not
+    /// count, since they are periodic.
     pub async fn driver_calls(&self) -> Result<u64> {
         sum(&self.diagnostics, "capcmi_driver_calls_total{", |line| {
             line.contains("Machine") && !line.contains("ListMachines")
@@ -123,7 +123,7 @@ async fn sum(diagnostics: &str, prefix: &str, counts: impl Fn(&str) -> bool) -> 
         .sum())
 }
 
-/// Returns the process whose command line has this word, but not the shell that supervises it.
+/// Returns the process with this word in its command line. Ignores the shell that supervises it.
 fn pid_of(word: &str) -> Option<u32> {
     std::fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
         let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
@@ -197,7 +197,7 @@ impl Usage {
             std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))
         };
         let stat = read("stat")?;
-        // The name in parentheses may hold anything, so the fields are counted after it.
+        // The name in parentheses may have any characters, so the fields are counted after it.
         let fields: Vec<&str> = stat
             .rsplit(')')
             .next()
@@ -307,7 +307,7 @@ impl Requests {
 /// number of machines.
 pub const CLOUD: &str = "CAPCMI_BENCH_CLOUD";
 
-/// Returns the simulated cloud's own share, measured in a process of its own, with fresh memory.
+/// Returns the costs of the simulated cloud, measured in a separate process with fresh memory.
 pub fn simulated_cloud(size: usize) -> Result<String> {
     let program = std::env::current_exe().context("finding this program")?;
     let output = Command::new(program)
@@ -345,7 +345,7 @@ pub async fn be_simulated_cloud(size: usize) -> Result<String> {
     let used = after.cpu.saturating_sub(before.cpu);
     #[allow(clippy::cast_precision_loss)] // thousands
     let each = used.as_secs_f64() * 1000.0 / size as f64;
-    // The driver lives until here, since its memory is measured.
+    // The driver lives until its memory is measured.
     drop(driver);
     Ok(format!(
         "  simulated cloud alone: {each:.3} ms CPU a machine, {} MiB, {:.1} s in all",

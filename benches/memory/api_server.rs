@@ -1,4 +1,4 @@
-//! An API server that streams a fleet to its watches. Nothing happens after that until the watches expire.
+//! An API server that streams a fleet to its watches, and then nothing until the watches expire.
 
 use std::convert::Infallible;
 use std::iter::once;
@@ -19,10 +19,10 @@ use tokio::sync::watch;
 
 use super::{Part, objects};
 
-/// The answer to a list without a watch, which is always empty.
+/// The answer to a list without a watch. It is always empty.
 const EMPTY_LIST: &str =
     r#"{"kind":"List","apiVersion":"v1","metadata":{"resourceVersion":"9000000"},"items":[]}"#;
-/// The number of kinds that have objects.
+/// The number of kinds with objects.
 const KINDS: usize = 2;
 /// The number of kinds that are watched.
 const WATCHED: usize = 6;
@@ -41,7 +41,7 @@ struct State {
 }
 
 impl ApiServer {
-    /// Returns a server with so many machines.
+    /// Returns a server with this number of machines.
     pub fn new(part: Part, size: usize) -> Self {
         Self(Arc::new(State {
             part,
@@ -72,7 +72,7 @@ impl ApiServer {
 
     /// Lets all watches expire, and waits until the client has relisted everything and watches again.
     pub async fn list_anew(&self) {
-        // Only a watch that has begun can expire.
+        // A watch can expire only after its start.
         self.watches(WATCHED).await;
         let before = *self.0.lists.borrow();
         let mut lists = self.0.lists.subscribe();
@@ -88,14 +88,15 @@ impl ApiServer {
         }
     }
 
-    /// Streams a watch object by object: all objects at once would take more memory than what is measured.
+    /// Streams a watch one object at a time: all objects together would need more memory than the measured
+    /// part.
     fn watched(&self, path: &str, is_listed: bool) -> UnsyncBoxBody<Bytes, Infallible> {
         let this = self.clone();
         let expiry = stream::once(async move { this.expired().await });
         let objects = is_listed.then(|| self.objects(path)).into_iter().flatten();
         let events = stream::iter(objects).chain(expiry);
-        // The type comes first, as in the events of an API server: the client decides by it what to read an
-        // object into.
+        // The type comes first, as in events of a real API server, since it tells the client how to parse the
+        // object.
         let lines = events.map(|(type_, object)| {
             let line = format!("{{\"type\":\"{type_}\",\"object\":{object}}}\n");
             Ok::<_, Infallible>(Frame::data(line.into()))
