@@ -1,4 +1,4 @@
-//! Any message of any service: it is read or refused. What was read goes back over the wire as it is.
+//! Parses any message of any service. A message that is accepted must survive a round trip unchanged.
 #![no_main]
 
 use std::fmt::Debug;
@@ -23,7 +23,7 @@ where
             let again = Value::try_from(again.expect("what was written can be decoded"));
             assert_eq!(again.expect("what was written can be read"), value);
         }
-        // The sender has to learn which field broke the rule.
+        // The error must name the field, so that the sender can fix it.
         Err(error) => assert!(error.to_string().contains(error.field())),
     }
 }
@@ -37,7 +37,7 @@ fn read_capabilities(bytes: &[u8]) {
     }
 }
 
-/// What reads a response, by how it is written: there is nothing in one that is empty.
+/// The reader of a response. An empty response has no content to read.
 macro_rules! response {
     (empty $driver:ident $message:ty) => { |_bytes| {} };
     ($reply:ident $driver:ident $message:ty) => { read::<$message, <$driver as Request>::Response> };
@@ -55,7 +55,7 @@ macro_rules! readers {
     };
 }
 
-/// The seeds begin with the number of one: what grows comes last.
+/// A seed's first byte is the number of a reader, so lists that may grow come last.
 const READERS: [&[fn(&[u8])]; 3] = [
     &[
         read_capabilities,

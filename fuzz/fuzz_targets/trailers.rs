@@ -1,6 +1,8 @@
-//! Any error of a plugin, garbage in its metadata included: there is always a code and a message, and the
-//! error can be passed on to a client of any language: what finds no room is cut once, and not again. And the
-//! text form of errors: what is read is written alike.
+//! Parses any error of a plugin, including garbage in its metadata. The result has a code and a message, and
+//! fits into the headers of a client in any language. A text that is too long is cut, but a second round trip
+//! cuts nothing more.
+//!
+//! It also parses the text form of errors, which must survive a round trip unchanged.
 #![no_main]
 
 use cmi_grpc::trailers::{self, LAST_KNOWN_STATE, MACHINE_CODE, MAX_METADATA, RESPONSE, RETRY_AFTER};
@@ -11,7 +13,7 @@ use tonic::metadata::MetadataMap;
 
 const KEYS: [&str; 4] = [MACHINE_CODE, LAST_KNOWN_STATE, RESPONSE, RETRY_AFTER];
 
-/// A code, then lines: the message, and a value for each key.
+/// The input is a code, followed by lines: the message, and a value for each key.
 fn error(data: &[u8]) -> Option<tonic::Status> {
     let (code, rest) = data.split_first()?;
     let mut lines = rest.split(|byte| *byte == b'\n');
@@ -38,7 +40,7 @@ fn header_bytes(status: tonic::Status) -> usize {
         .sum()
 }
 
-/// What of a machine is never left out.
+/// The parts of a machine that are never cut.
 fn names(machine: &Machine) -> (&str, &str) {
     (machine.provider_id.as_str(), &machine.node_name)
 }
