@@ -1,4 +1,4 @@
-//! What the machines are made of.
+//! The back ends that create the machines.
 
 use std::path::{Path, PathBuf};
 
@@ -16,25 +16,25 @@ use crate::libvirt::{self, Libvirt};
 use crate::scenario::NAMESPACE;
 use crate::screen::Screen;
 
-/// Which driver makes the VMs.
+/// The driver that creates the VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DriverKind {
-    /// The built-in one, whose VMs run nothing.
+    /// The built-in driver. Its VMs run nothing.
     Simulated,
-    /// The one of hosts with libvirt: VMs of this computer, which boot.
+    /// The driver for hosts with libvirt. Its VMs boot on this computer.
     Libvirt,
 }
 
 /// A driver that is ready for the provider.
 pub enum Backend {
-    /// The file that the cloud lives in, so that the guests can be seen from here.
+    /// The simulated driver, with its state file. The quickstart reads its guests from there.
     Simulated(PathBuf),
-    /// A plugin.
+    /// The libvirt driver as a plugin.
     Libvirt(Libvirt),
 }
 
 impl Backend {
-    /// Makes it ready.
+    /// Prepares the driver.
     pub async fn start(kind: DriverKind, screen: &Screen, management: &ManagementCluster) -> Result<Self> {
         match kind {
             DriverKind::Simulated => Ok(Self::Simulated(management.folder().path().join("cloud.jsonl"))),
@@ -44,7 +44,7 @@ impl Backend {
         }
     }
 
-    /// Its name in the provider's drivers file and in specs.
+    /// The driver's name in the provider's drivers file and in specs.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Simulated(_) => "simulated",
@@ -61,8 +61,8 @@ impl Backend {
         json!({"drivers": [driver]})
     }
 
-    /// The kubelets of the guests, which are stand-ins. Of a VM that boots, the guest itself has to say what
-    /// its kubelet would know.
+    /// Stand-ins for the kubelets of the guests. A libvirt guest itself reports the data that its kubelet
+    /// would know.
     pub async fn kubelets(&self, management: &ManagementCluster) -> Result<HollowKubelet> {
         match self {
             Self::Simulated(state) => Ok(HollowKubelet::start(testbed::guests(state))),
@@ -75,13 +75,13 @@ impl Backend {
         }
     }
 
-    /// Whether one call makes a machine. The first ones of the libvirt driver are told to come again until it
-    /// has checked the image.
+    /// Whether one call creates a machine. The libvirt driver rejects the first calls until it has verified
+    /// the image.
     pub fn makes_at_once(&self) -> bool {
         matches!(self, Self::Simulated(_))
     }
 
-    /// Where the machines' serial consoles are.
+    /// The paths of the machines' serial consoles.
     pub fn consoles(&self, rows: &[Row]) -> Vec<String> {
         if let Self::Simulated(_) = self {
             return Vec::new();
@@ -93,7 +93,7 @@ impl Backend {
     }
 }
 
-/// A program that `cargo build` puts beside the folder of the examples.
+/// A program that `cargo build` puts next to the folder of the examples.
 pub fn program(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().with_context(|| format!("looking for {name} beside the quickstart"))?;
     let program = own

@@ -1,4 +1,4 @@
-//! Whether what is shown is as it should be.
+//! Checks of the displayed state.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use testbed::Launched;
 
 use crate::fleet::Row;
 
-/// Every machine is Running, with a VM of its own that is the Node's, too.
+/// Checks that every machine is Running, with a unique VM that is also the Node's.
 pub fn rows(rows: &[Row], count: usize) -> Result<()> {
     ensure!(
         rows.len() == count,
@@ -36,7 +36,7 @@ pub fn rows(rows: &[Row], count: usize) -> Result<()> {
     Ok(())
 }
 
-/// The machines that were there are still there, with the VMs that they had.
+/// Checks that the earlier machines still exist with the same VMs.
 pub fn kept(before: &[Row], after: &[Row]) -> Result<()> {
     for row in before {
         let same = |other: &&Row| other.machine == row.machine && other.provider_id == row.provider_id;
@@ -50,8 +50,8 @@ pub fn kept(before: &[Row], after: &[Row]) -> Result<()> {
     Ok(())
 }
 
-/// The provider that was started still runs, and has called the driver once for each VM, or more often where
-/// that is not done `at_once`.
+/// Checks that the provider still runs, and has called CreateMachine once for each VM. More calls are allowed
+/// unless `at_once` is set.
 pub async fn provider(provider: &mut Launched, machines: usize, at_once: bool) -> Result<()> {
     let status = provider.process.status()?;
     ensure!(status.is_none(), "the provider ended with {status:?}");

@@ -1,4 +1,4 @@
-//! What is seen of the machines.
+//! The state of the machines.
 
 use anyhow::{Context, Result};
 use capcmi::api::conditions;
@@ -19,7 +19,7 @@ pub struct Fleet {
     nodes: Api<Node>,
 }
 
-/// One machine, as the table shows it. What is not known yet is empty.
+/// A row of the table: one machine. Values that are not known yet are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Row {
     /// Name of the Machine.
@@ -32,7 +32,7 @@ pub struct Row {
     pub address: String,
     /// The Node that Cluster API has found.
     pub node: String,
-    /// The `spec.providerID` of that Node, as the workload cluster has it.
+    /// The `spec.providerID` of that Node in the workload cluster.
     pub node_provider_id: String,
     /// The Machine's phase.
     pub phase: String,
@@ -43,14 +43,14 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whether Cluster API calls it Running and knows its Node.
+    /// Whether Cluster API reports the Machine as Running and knows its Node.
     pub fn is_running(&self) -> bool {
         self.phase == "Running" && !self.node.is_empty()
     }
 }
 
 impl Fleet {
-    /// The machines, by a client of the management cluster and one of the workload cluster.
+    /// The machines, given clients of the management and the workload cluster.
     pub fn new(management: &Client, workload: Client) -> Self {
         let core = |kind: &str| {
             let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("cluster.x-k8s.io", "v1beta2", kind));
@@ -64,7 +64,7 @@ impl Fleet {
         }
     }
 
-    /// The machines now, the oldest first.
+    /// Reads the machines, the oldest first.
     pub async fn look(&self) -> Result<Vec<Row>> {
         let ours = ListParams::default().labels(&format!("cluster.x-k8s.io/cluster-name={NAME}"));
         let machines = self.machines.list(&ours).await.context("listing Machines")?;
@@ -87,7 +87,7 @@ impl Fleet {
         Ok(rows)
     }
 
-    /// Asks for another number of machines.
+    /// Changes the number of machines.
     pub async fn scale(&self, replicas: usize) -> Result<()> {
         let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
         self.deployments

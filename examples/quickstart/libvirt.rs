@@ -1,4 +1,4 @@
-//! The libvirt driver as a plugin, on what `libvirt.sh` makes on this computer.
+//! The libvirt driver as a plugin, with the storage and network from `libvirt.sh` on this computer.
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -14,11 +14,11 @@ use crate::backend::program;
 use crate::screen::Screen;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/quickstart/libvirt.sh");
-/// Where libvirt keeps the consoles, as the script has it.
+/// The folder for consoles. The script has the same path.
 const FOLDER: &str = "/var/lib/libvirt/capcmi-quickstart";
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// The driver, and what it uses. Both end when this is dropped: the driver first.
+/// The running driver and its host. Dropping this ends the driver first.
 pub struct Libvirt {
     _driver: Process,
     _host: Host,
@@ -26,7 +26,7 @@ pub struct Libvirt {
 }
 
 impl Libvirt {
-    /// Makes storage pool and network, and starts the driver.
+    /// Creates a storage pool and a network, and starts the driver.
     pub async fn start(screen: &Screen, folder: &RunFolder) -> Result<Self> {
         let driver = program("capcmi-driver-libvirt")?;
         screen.doing(
@@ -54,23 +54,23 @@ impl Libvirt {
         })
     }
 
-    /// Where it listens.
+    /// The address of the driver.
     pub fn endpoint(&self) -> String {
         format!("unix://{}", self.socket.display())
     }
 }
 
-/// The file with what the guest of a VM says on its serial console.
+/// The file with the serial console of a VM's guest.
 pub fn console(provider_id: &str) -> String {
     let uuid = provider_id.rsplit('/').next().unwrap_or_default();
     format!("{FOLDER}/capcmi-{uuid}-console.log")
 }
 
-/// What the script makes on this computer. It is removed when this is dropped, in every half-made state.
+/// The storage pool and network from the script. Dropping this removes them, even if they are incomplete.
 struct Host;
 
 impl Host {
-    /// Makes it, and says how guests run.
+    /// Runs the script, and returns how guests run.
     async fn up(&self, folder: &Path) -> Result<String> {
         let output = tokio::process::Command::new(SCRIPT)
             .arg("up")
@@ -90,7 +90,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // In a group of its own: a second Ctrl-C must not leave a half of it.
+        // In a separate process group, because a second Ctrl-C must not interrupt the removal.
         let down = Command::new(SCRIPT).arg("down").process_group(0).output();
         let problem = match down {
             Ok(output) if output.status.success() => return,

@@ -1,10 +1,10 @@
 //! A real Cluster API turns a MachineDeployment into Running Machines through this provider, on this computer
 //! and without containers: `make quickstart`.
 //!
-//! The VMs are those of the simulated driver, or with `--driver libvirt` guests that boot on this computer.
+//! The simulated driver creates the VMs. With `--driver libvirt`, guests boot on this computer instead.
 //!
-//! In a terminal it shows a live table and stays until Ctrl-C. Without one it prints a line for each change,
-//! checks what it shows, and exits with 0 or 1.
+//! In a terminal it shows a live table until Ctrl-C. Otherwise it prints a line for each change, checks the
+//! result, and exits with 0 or 1.
 
 mod backend;
 mod checks;
@@ -25,13 +25,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::backend::DriverKind;
 use self::screen::Screen;
 
-/// How long a build that was interrupted may take to end.
+/// How long an interrupted build may take to end.
 const BUILD_GRACE: Duration = Duration::from_secs(10);
 
 /// Brings up a MachineDeployment on a real Cluster API.
 #[derive(Parser)]
 struct Args {
-    /// What makes the VMs.
+    /// The driver that creates the VMs.
     #[arg(long, value_enum, default_value_t = DriverKind::Simulated)]
     driver: DriverKind,
     /// Print plain lines and end after the checks, as without a terminal.
@@ -39,11 +39,11 @@ struct Args {
     plain: bool,
 }
 
-/// How it ended.
+/// How the quickstart ended.
 enum End {
-    /// By itself.
+    /// It is done.
     Done,
-    /// By Ctrl-C or the like.
+    /// A signal such as Ctrl-C.
     Asked,
 }
 
@@ -53,10 +53,10 @@ fn main() -> ExitCode {
     let outcome = run(&screen, args.driver);
     match outcome {
         Ok(End::Done) => ExitCode::SUCCESS,
-        // As a shell reports a program that SIGINT ended.
+        // The exit code of a shell for a program that SIGINT ended.
         Ok(End::Asked) => ExitCode::from(130),
         Err(error) => {
-            // Not eprintln!, which would panic where the terminal is gone.
+            // eprintln! would panic if the terminal is closed.
             let _ = writeln!(std::io::stderr(), "quickstart: {error:#}");
             ExitCode::FAILURE
         }
@@ -87,7 +87,7 @@ fn run(screen: &Screen, driver: DriverKind) -> Result<End> {
     outcome
 }
 
-/// Ends with the first signal that asks a program to end.
+/// Completes at the first signal to end.
 fn asked_to_end() -> Result<impl Future<Output = ()>> {
     let listen = |kind| signal(kind).context("listening for signals");
     let mut interrupt = listen(SignalKind::interrupt())?;

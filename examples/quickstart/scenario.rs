@@ -23,7 +23,7 @@ pub const NAMESPACE: &str = "default";
 
 const SAMPLE: &str = include_str!("../../config/samples/machine-deployment.yaml");
 const SAMPLE_PATH: &str = "config/samples/machine-deployment.yaml";
-/// Replicas of the sample, and what it is scaled to.
+/// Replicas of the sample, before and after it is scaled.
 const FIRST: usize = 3;
 const THEN: usize = 5;
 /// How long machines may take to become Running; far more than is usual, for a computer that is busy.

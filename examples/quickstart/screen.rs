@@ -1,4 +1,4 @@
-//! What is shown: a live table in a terminal, otherwise a line for each change.
+//! The output: a live table in a terminal, otherwise a line for each change.
 
 use std::io::{IsTerminal as _, Write, stdout};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,13 +15,13 @@ use crossterm::{cursor, execute, queue, terminal};
 use crate::fleet::Row;
 use crate::table;
 
-/// How often the table is painted; a window that changed its size looks odd no longer than this.
+/// How often the table is painted, and so how long a resized window looks wrong.
 const FRAME: Duration = Duration::from_millis(120);
 const SPINNER: [&str; 4] = ["|", "/", "-", "\\"];
-/// Columns of the table where the output is no terminal.
+/// Columns of the table if the output is not a terminal.
 const PLAIN_WIDTH: usize = 200;
 
-/// Where everything is shown.
+/// The output of the quickstart.
 pub struct Screen {
     terminal: bool,
     started: Instant,
@@ -31,7 +31,7 @@ pub struct Screen {
 
 #[derive(Default)]
 struct State {
-    /// Whether the live table has the terminal.
+    /// Whether the live table occupies the terminal.
     open: bool,
     colour: bool,
     doing: String,
@@ -40,7 +40,7 @@ struct State {
 }
 
 impl Screen {
-    /// Live where there is a terminal that can move its cursor.
+    /// The output is live in a terminal that can move its cursor.
     pub fn new(plain: bool) -> Self {
         let dumb = std::env::var("TERM").is_ok_and(|term| term == "dumb");
         let colour = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -60,7 +60,7 @@ impl Screen {
         self.terminal
     }
 
-    /// Says what happens now.
+    /// Reports the current step.
     pub fn doing(&self, what: &str) {
         let mut state = lock(&self.state);
         what.clone_into(&mut state.doing);
@@ -95,13 +95,13 @@ impl Screen {
         lock(&self.state).note = lines.to_vec();
     }
 
-    /// Gives the terminal to the live table.
+    /// Shows the live table in the terminal.
     pub fn open(&self) {
         if !self.terminal {
             return;
         }
         lock(&self.state).open = true;
-        // Whatever can't be written to the terminal is not worth an end: the machines are what counts.
+        // A failure to write to the terminal does not matter for the machines.
         let _ = execute!(stdout(), EnterAlternateScreen, cursor::Hide, DisableLineWrap);
         let state = Arc::clone(&self.state);
         let painter = thread::spawn(move || {
@@ -115,7 +115,7 @@ impl Screen {
         *lock(&self.painter) = Some(painter);
     }
 
-    /// Gives the terminal back, with the last table on it.
+    /// Restores the terminal, and prints the last table.
     pub fn close(&self) {
         let was_open = std::mem::take(&mut lock(&self.state).open);
         if let Some(painter) = lock(&self.painter).take() {
@@ -154,13 +154,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn size() -> (usize, usize) {
-    // A terminal that does not know its size says nothing, or nought.
+    // A terminal with an unknown size returns an error or zero.
     let (width, height) = terminal::size().unwrap_or_default();
     let or = |value: u16, default: usize| if value == 0 { default } else { value.into() };
     (or(width, 80), or(height, 24))
 }
 
-/// Paints a frame; `false` when the terminal is to be given back.
+/// Paints a frame. Returns `false` when the table is closed.
 fn paint(state: &Mutex<State>, spinner: &str) -> bool {
     let (width, height) = size();
     let lines = {
@@ -174,7 +174,7 @@ fn paint(state: &Mutex<State>, spinner: &str) -> bool {
         let mut out = stdout().lock();
         queue!(out, BeginSynchronizedUpdate)?;
         for (row, line) in (0..).zip(&lines) {
-            // Cleared first: after a full line the cursor is still on its last character.
+            // Cleared first: after a full line, the cursor is still on the last character.
             queue!(
                 out,
                 cursor::MoveTo(0, row),
@@ -193,7 +193,7 @@ fn paint(state: &Mutex<State>, spinner: &str) -> bool {
     true
 }
 
-/// What is to be seen: never more lines than the terminal has, nor longer ones.
+/// The lines of a frame, limited to the size of the terminal.
 fn frame(state: &State, spinner: &str, width: usize, height: usize) -> Vec<String> {
     let doing: String = format!("{spinner} {}", state.doing).chars().take(width).collect();
     let doing = if state.colour {
@@ -213,7 +213,7 @@ fn frame(state: &State, spinner: &str, width: usize, height: usize) -> Vec<Strin
     }
     if !state.note.is_empty() {
         lines.push(String::new());
-        // Wrapped rather than cut: it is there to be copied.
+        // Wrapped instead of cut, so that users can copy it.
         for line in &state.note {
             let characters: Vec<char> = line.chars().collect();
             lines.extend(characters.chunks(width.max(1)).map(|part| part.iter().collect()));
@@ -223,7 +223,7 @@ fn frame(state: &State, spinner: &str, width: usize, height: usize) -> Vec<Strin
     lines
 }
 
-/// What is new about a machine, in words.
+/// The changes of a machine as text.
 fn news(before: &Row, now: &Row) -> Option<String> {
     let changed: Vec<String> = fields(before)
         .into_iter()

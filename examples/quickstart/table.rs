@@ -92,7 +92,7 @@ pub fn lines(rows: &[Row], width: usize, colour: bool) -> Vec<String> {
     std::iter::once(title).chain(body).collect()
 }
 
-/// The width of each column; `None` for those that are dropped.
+/// The width of each column; `None` for dropped columns.
 fn layout(natural: [usize; COLUMNS.len()], width: usize) -> [Option<usize>; COLUMNS.len()] {
     let mut widths = natural.map(Some);
     let mut drop = DROP.iter();
