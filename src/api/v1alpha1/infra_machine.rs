@@ -198,7 +198,7 @@ impl InfraMachine {
 }
 
 impl InfraMachineSpec {
-    /// What is wrong with it beyond what the API server refuses: the field's path in it, and why.
+    /// Returns violations of rules that the API server does not check, each with the path of the field.
     pub fn violations(&self) -> Vec<String> {
         let Err(report) = self.validate() else {
             return Vec::new();
@@ -211,7 +211,7 @@ impl InfraMachineSpec {
     }
 }
 
-/// The path as the object has it: garde knows the names of Rust alone.
+/// Returns the path with the names of the serialized object, since garde uses Rust's names.
 fn as_written(path: &str, written: &Value) -> String {
     let plain = |name: &str| name.replace('_', "").to_lowercase();
     let (field, rest) = path.split_at(path.find(['.', '[']).unwrap_or(path.len()));
@@ -427,7 +427,7 @@ pub struct LastOperation {
 }
 
 impl LastOperation {
-    /// One that has neither failed nor is waited for, as it is at this time.
+    /// Returns an operation at this time, without a failure or a planned retry.
     pub fn new(type_: OperationType, state: OperationState, operation: Option<&str>, at: Timestamp) -> Self {
         Self {
             type_,
