@@ -59,9 +59,9 @@ pub async fn run(floor: &Client) -> Result<()> {
         .await
 }
 
-/// Watches all objects of a kind and their changes, and drops the data. The API server ends a watch that it
-/// can't send fast enough: the next one resumes where that one ended, as that of any client does, and does
-/// not get all objects again.
+/// Watches all objects of a kind and their changes, and drops the data. The API server ends a watch that
+/// reads too slowly. Like any client's, the next watch resumes at the end of the last one, and does not get
+/// all objects again.
 async fn watch(connection: Connection, namespace: String, kind: &str) {
     let (group, plural) = kind.rsplit_once('/').unwrap_or_default();
     let path = format!("/apis/{group}/namespaces/{namespace}/{plural}?watch=1&allowWatchBookmarks=true");

@@ -52,7 +52,8 @@ fn counts(run: &Run) -> Value {
     Value::Object(counts)
 }
 
-/// Returns a whole number per machine where it is one, and otherwise the fraction, which shows what is wrong.
+/// Returns the count per machine: a whole number if possible, otherwise the fraction, which reveals a
+/// problem.
 #[allow(clippy::cast_precision_loss)] // hundreds
 fn each(run: &Run, count: u64) -> Value {
     let size = run.size as u64;

@@ -135,7 +135,7 @@ impl Fleet {
         format!("/apis/infrastructure.capcmi.io/v1alpha1/namespaces/{namespace}/inframachines")
     }
 
-    /// Waits until so many machines are provisioned, by a watch of which it parses little.
+    /// Waits until this number of machines is provisioned. The watch parses only a small part of each object.
     pub async fn provisioned(&self, admin: &Client, size: usize) -> Result<()> {
         let mut done = HashSet::new();
         let wait = async {

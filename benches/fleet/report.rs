@@ -34,8 +34,8 @@ pub struct Rest {
     /// The length of the window. At a relist, it ends when a new machine is up; at a restart, when the
     /// provider has looked at all machines.
     pub window: Duration,
-    /// The usage of the process in the window, or from its start at a restart. The peak is that of the idle
-    /// provider's whole life, and that of a relist alone.
+    /// The usage of the process in the window, or since its start after a restart. The peak covers the whole
+    /// life of an idle provider, and only the relist of a relisting one.
     pub usage: Usage,
     /// The requests to the API server.
     pub requests: Requests,

@@ -1,4 +1,4 @@
-//! The requests of a bare client about a machine: as many as those of the provider.
+//! The requests of a bare client about a machine: the same number as the provider's.
 
 use capcmi::api::annotations;
 use capcmi::api::v1alpha1::InfraMachine;

@@ -10,7 +10,7 @@ use super::measure::{ControlPlane, Measured, Requests};
 use super::report::{Report, Row, Run};
 use super::{Args, bring_up, provider};
 
-/// The values of the label. The provider of each elects a leader by a Lease of its own.
+/// The values of the label. The providers of the two shards elect their leaders by separate Leases.
 const SHARDS: [&str; 2] = ["a", "b"];
 
 /// Measures two halves, and one provider of the whole unless only the halves are requested.

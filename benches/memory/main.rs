@@ -1,8 +1,8 @@
-//! The memory cost of a machine, by part: the caches fill by their own watches from an API server within the
-//! process, which answers with lists of a fleet that is up.
+//! The memory cost of a machine, by part. An API server within the process answers the watches of the caches
+//! with a fleet that is up.
 //!
-//! `make bench-memory`, or `cargo bench --bench memory -- 10000 100000`. Each part is measured in a process
-//! of its own, so that no part gets what another left to the allocator.
+//! Run `make bench-memory`, or `cargo bench --bench memory -- 10000 100000`. Each part is measured in a
+//! separate process, so that it can't reuse freed memory of another part.
 
 mod api_server;
 mod objects;
