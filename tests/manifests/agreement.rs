@@ -1,5 +1,5 @@
-//! What the code accepts, the API server accepts: a spec that passes the one and not the other would be a
-//! machine that can't be written back.
+//! The code and the API server accept the same specs. Otherwise the provider could not write a machine that
+//! it has read.
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::v1alpha1::InfraMachineSpec;

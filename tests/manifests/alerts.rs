@@ -1,4 +1,4 @@
-//! Alerts and dashboard, as Prometheus takes them.
+//! Alerts and dashboard, checked by Prometheus.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,13 +13,13 @@ use crate::documentation::headings;
 use crate::kustomize::composed;
 use crate::objects::{find, output, parse, repository};
 
-/// Where `runbook_url` leads.
+/// The prefix of each `runbook_url`.
 const RUNBOOK: &str = "https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/operate/runbook.md#";
 
-/// What Grafana fills in, and what it may fill in.
+/// Grafana's variables, with sample values.
 const VARIABLES: [(&str, &str); 2] = [("$__rate_interval", "5m"), ("$driver", ".*")];
 
-/// The rules of the component, as a file of Prometheus has them.
+/// The rules of the component, in the form of a Prometheus rule file.
 async fn rules() -> Result<Value> {
     let objects = composed(&["monitoring"], "").await?;
     Ok(find(&objects, "PrometheusRule", "capcmi")?["spec"].clone())
@@ -60,7 +60,7 @@ fn queries(dashboard: &Value) -> Result<Vec<String>> {
     queries.collect()
 }
 
-/// promtool in a folder with these rules, as rules.yaml.
+/// Runs promtool in a folder with these rules, as rules.yaml.
 fn promtool(rules: &Value, arguments: &[&str]) -> Result<String> {
     let folder: TempDir = tempfile::tempdir()?;
     fs::write(folder.path().join("rules.yaml"), rules.to_string())?;
@@ -74,7 +74,7 @@ fn promtool(rules: &Value, arguments: &[&str]) -> Result<String> {
     )
 }
 
-/// The texts of alerts are templates of Prometheus, which are tried here as well.
+/// The check also renders the texts of the alerts, which are templates.
 #[tokio::test]
 async fn prometheus_takes_the_alerts() -> Result<()> {
     let said = promtool(&rules().await?, &["check", "rules", "rules.yaml"])?;
@@ -82,11 +82,11 @@ async fn prometheus_takes_the_alerts() -> Result<()> {
     Ok(())
 }
 
-/// tests/manifests/alerts/rules.test.yaml says which series make which alert.
+/// tests/manifests/alerts/rules.test.yaml lists the series and the alerts that they trigger.
 #[tokio::test]
 async fn each_alert_fires_when_it_should_and_not_before() -> Result<()> {
     let mut rules = rules().await?;
-    // What an alert says in words is left out of the tests of when it does.
+    // These tests cover when an alert fires, not its text.
     for group in rules["groups"].as_array_mut().context("groups")? {
         for rule in group["rules"].as_array_mut().context("rules")? {
             rule.as_object_mut().context("a rule")?.remove("annotations");
@@ -159,7 +159,7 @@ async fn prometheus_takes_the_queries_of_the_dashboard() -> Result<()> {
     Ok(())
 }
 
-/// The table is generated from the code; a case of the suite compares with what a provider answers.
+/// The table is generated from the code. A case of the suite compares it with a running provider.
 #[tokio::test]
 async fn alerts_and_dashboard_read_metrics_that_there_are() -> Result<()> {
     let page = fs::read_to_string(repository().join("docs/reference/metrics.md"))?;

@@ -1,5 +1,5 @@
-//! A real API server with definitions, permissions and policies, as administrators,
-//! tenants and controllers see it.
+//! A real API server with definitions, permissions and policies, from the view of administrators, tenants and
+//! controllers.
 
 use std::{fmt::Debug, path::Path, time::Duration};
 
@@ -22,21 +22,21 @@ const DEADLINE: Duration = Duration::from_mins(1);
 
 static ACCOUNTS: Mutex<()> = Mutex::const_new(());
 
-/// The management cluster with everything that `capcmi manifests` prints, taken as printed.
+/// The management cluster with everything that `capcmi manifests` prints, applied unchanged.
 async fn cluster() -> Result<&'static ManagementCluster> {
     let stream = manifests::stream(&manifests::Part::ALL)?;
     let builder = || ManagementCluster::builder().core(false).manifests(stream);
     ManagementCluster::shared(builder).await
 }
 
-/// What the API server says to objects that it is shown and does not keep.
+/// Sends objects to the API server in a dry run, and fails if it rejects one.
 pub async fn would_take(objects: &[Value]) -> Result<()> {
     let client = cluster().await?.admin_client().await?;
     for object in objects {
         let object: DynamicObject = serde_json::from_value(object.clone())?;
         let types = object.types.clone().context("an object has a kind")?;
         let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(&types)?);
-        // The namespace of the object need not be there, since nothing is kept.
+        // The object's namespace need not exist in a dry run.
         let api: Api<DynamicObject> = match &object.metadata.namespace {
             Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
             None => Api::all_with(client.clone(), &resource),
@@ -50,8 +50,7 @@ pub async fn would_take(objects: &[Value]) -> Result<()> {
     Ok(())
 }
 
-/// A namespace with a tenant, once the permissions and policies are in force; the API
-/// server takes a moment for that.
+/// A namespace with a tenant. Waits until the API server enforces the permissions and policies.
 pub async fn namespace() -> Result<String> {
     let cluster = cluster().await?;
     let namespace = cluster.namespace("manifests").await?;
@@ -109,7 +108,7 @@ pub async fn namespace() -> Result<String> {
     Ok(namespace)
 }
 
-/// Waits until the finalizer of a machine that may have a VM is guarded.
+/// Waits until the policy protects the finalizer of a machine that may have a VM.
 async fn guarded_finalizer(namespace: &str) -> Result<()> {
     let administrator = api(User::Administrator, namespace, "InfraMachine").await?;
     let tenant = api(User::Tenant, namespace, "InfraMachine").await?;
@@ -133,8 +132,8 @@ async fn guarded_finalizer(namespace: &str) -> Result<()> {
     .await
 }
 
-/// A user who may do everything with our kinds in the namespace, by a Role with wildcards, and is
-/// cluster-admin there by a RoleBinding.
+/// A user with all rights on our kinds in the namespace: by a Role with wildcards, and by a RoleBinding to
+/// cluster-admin.
 fn owner_of(namespace: &str) -> [Value; 3] {
     let rbac = "rbac.authorization.k8s.io";
     let role = |kind: &str, name: &str| json!({"apiGroup": rbac, "kind": kind, "name": name});
@@ -156,19 +155,19 @@ fn owner_of(namespace: &str) -> [Value; 3] {
     ]
 }
 
-/// The identity that asks.
+/// The identity of a client.
 #[derive(Clone, Copy, Debug)]
 pub enum User {
     /// cluster-admin.
     Administrator,
     /// A user who is bound to the ClusterRole `admin` in the namespace.
     Tenant,
-    /// A user who may do everything in the namespace, as a Role with wildcards and
-    /// cluster-admin in a RoleBinding say it.
+    /// A user with all rights in the namespace: by a Role with wildcards, and by a RoleBinding to
+    /// cluster-admin.
     Owner,
-    /// The provider's ServiceAccount, with the permissions that are shipped.
+    /// The provider's ServiceAccount, with the shipped permissions.
     Provider,
-    /// Cluster API's core manager, with its own permissions and what is aggregated to them.
+    /// Cluster API's core manager, with its own permissions and the ones that our role aggregates.
     Core,
 }
 
@@ -176,7 +175,7 @@ impl User {
     /// A client for requests in the namespace.
     pub async fn client(self, namespace: &str) -> Result<Client> {
         let cluster = cluster().await?;
-        // One test after the other: the file of an account is written anew for each of them.
+        // One test at a time, since each of them rewrites the account's file.
         let _one = ACCOUNTS.lock().await;
         let account = async |namespace: &str, name: &str| {
             let kubeconfig = cluster.kubeconfig_for_service_account(namespace, name).await?;
@@ -208,7 +207,7 @@ async fn client(kubeconfig: &Path, impersonate: Option<String>) -> Result<Client
     Ok(Client::try_from(config)?)
 }
 
-/// The API of one of our kinds in a namespace, as one of these identities.
+/// The API of one of our kinds in a namespace, with one of these identities.
 pub async fn api(who: User, namespace: &str, kind: &str) -> Result<Api<DynamicObject>> {
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(GROUP, VERSION, kind));
     Ok(Api::namespaced_with(
@@ -226,7 +225,7 @@ pub fn object(kind: &str, name: &str, metadata: &Value, spec: &Value) -> Value {
     object
 }
 
-/// Nothing is stored.
+/// A dry run: the API server stores nothing.
 pub fn dry_run() -> PostParams {
     PostParams {
         dry_run: true,
@@ -246,7 +245,7 @@ pub async fn merge(api: &Api<DynamicObject>, name: &str, patch: Value) -> kube::
         .await
 }
 
-/// What the API server says when it refuses.
+/// The API server's message for a refused request.
 pub fn refusal<T: Debug>(answer: kube::Result<T>) -> Result<String> {
     match answer {
         Err(kube::Error::Api(status)) => Ok(status.message),

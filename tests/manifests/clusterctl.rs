@@ -1,4 +1,4 @@
-//! `make release`, and what the real clusterctl makes of it.
+//! `make release`, and its files in the real clusterctl.
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::MACHINE_FINALIZER;
@@ -65,12 +65,12 @@ async fn clusterctl_fills_in_its_variables_and_the_image_is_the_one_asked_for() 
     assert_eq!(container["args"][2], "--insecure-diagnostics=true");
     assert_eq!(container["image"], image);
     assert_eq!(pod["volumes"][0]["configMap"]["name"], "our-drivers");
-    // An upgrade writes what it ships, and that must not be the user's.
+    // An upgrade overwrites shipped objects, so the user's ConfigMap must not be one.
     assert!(find(&objects, "ConfigMap", "our-drivers").is_err());
     Ok(())
 }
 
-/// clusterctl reads the components with the variables left in them for both.
+/// clusterctl lists both from the components with unresolved variables.
 #[tokio::test]
 async fn clusterctl_lists_the_variables_and_the_images_of_the_provider() -> Result<()> {
     let release = Release::make(None).await?;
@@ -106,7 +106,7 @@ async fn clusterctl_lists_the_variables_and_the_images_of_the_provider() -> Resu
     Ok(())
 }
 
-/// clusterctl takes no variable for a number: what differs is a file, which the configuration names.
+/// clusterctl has no numeric variables. The configuration selects another file instead.
 #[tokio::test]
 async fn two_replicas_are_a_file_that_the_configuration_names() -> Result<()> {
     let release = Release::make(None).await?;
@@ -123,7 +123,7 @@ async fn two_replicas_are_a_file_that_the_configuration_names() -> Result<()> {
     Ok(())
 }
 
-/// People keep the variables of the provider in it. An upgrade would fall back to what is shipped.
+/// Users keep the provider's variables in it. Without them, an upgrade would return to the defaults.
 #[tokio::test]
 async fn a_release_leaves_the_configuration_of_its_users_as_it_is() -> Result<()> {
     let release = Release::make(None).await?;
@@ -134,7 +134,7 @@ async fn a_release_leaves_the_configuration_of_its_users_as_it_is() -> Result<()
     ensure!(said.status.success() && warned.is_empty(), "{warned}");
     assert_eq!(std::fs::read_to_string(release.config())?, own);
 
-    // Without a version, the newest one.
+    // Without a version, clusterctl uses the newest one.
     let mut command = release.clusterctl();
     command
         .args([
@@ -170,7 +170,7 @@ async fn a_configuration_without_the_release_is_kept_and_reported() -> Result<()
     Ok(())
 }
 
-/// Unless told otherwise, the Pod gets the ConfigMap that comes along.
+/// By default, the Pod mounts the shipped ConfigMap.
 #[tokio::test]
 async fn clusterctl_installs_the_drivers_that_are_shipped() -> Result<()> {
     let objects = Release::make(None).await?.generate_provider()?;
@@ -181,7 +181,7 @@ async fn clusterctl_installs_the_drivers_that_are_shipped() -> Result<()> {
     Ok(())
 }
 
-/// clusterctl would refuse it, and that would show only at an installation.
+/// clusterctl would refuse such a release, but only at the installation.
 #[tokio::test]
 async fn a_release_of_a_series_that_the_metadata_lacks_is_not_written() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -209,7 +209,7 @@ async fn a_failed_release_leaves_nothing_in_the_repository() -> Result<()> {
     Ok(())
 }
 
-/// The Cluster API operator takes both out of the ConfigMap that its provider's selector finds.
+/// The Cluster API operator reads both from the ConfigMap that its provider's selector matches.
 #[tokio::test]
 async fn the_operator_finds_the_components_and_the_metadata_of_the_release() -> Result<()> {
     let release = Release::make(None).await?;
@@ -237,7 +237,7 @@ async fn the_operator_finds_the_components_and_the_metadata_of_the_release() -> 
     Ok(())
 }
 
-/// `fetchConfig.oci` of the operator: the layers of the manifest that the tag names, by their titles.
+/// `fetchConfig.oci` of the operator finds the layers by their titles, in the manifest of the tag.
 #[tokio::test]
 async fn the_operator_package_is_an_oci_layout_with_the_release_files() -> Result<()> {
     let release = Release::make(None).await?;
@@ -254,7 +254,7 @@ async fn the_operator_package_is_an_oci_layout_with_the_release_files() -> Resul
     let json = |text: &[u8]| -> Result<Value> { Ok(serde_json::from_slice(text)?) };
     let layout = json(&std::fs::read(package.path().join("oci-layout"))?)?;
     assert_eq!(layout["imageLayoutVersion"], "1.0.0");
-    // A blob is what its descriptor says.
+    // The content of a blob must match its descriptor.
     let blob = |descriptor: &Value| -> Result<Vec<u8>> {
         let digest = descriptor["digest"].as_str().context("a digest")?;
         let hex = digest.strip_prefix("sha256:").context("an algorithm")?;
@@ -290,7 +290,7 @@ async fn the_operator_package_is_an_oci_layout_with_the_release_files() -> Resul
     Ok(())
 }
 
-/// A statement of in-toto with SLSA's provenance: what was made, from which commit, with which inputs.
+/// An in-toto statement with SLSA provenance lists the outputs, the commit and the inputs.
 #[tokio::test]
 async fn the_provenance_of_a_release_names_its_files_and_its_commit() -> Result<()> {
     let release = Release::make(Some("registry.test/capcmi:v9")).await?;
@@ -324,7 +324,7 @@ async fn the_provenance_of_a_release_names_its_files_and_its_commit() -> Result<
     let head = git
         .args(["rev-parse", "HEAD"])
         .current_dir(env!("CARGO_MANIFEST_DIR"));
-    // Sources that came as an archive have no commit.
+    // Sources from an archive have no commit.
     if let Ok(commit) = output(head) {
         let source = &definition["resolvedDependencies"][0]["digest"]["gitCommit"];
         assert_eq!(*source, commit.trim());
@@ -332,7 +332,7 @@ async fn the_provenance_of_a_release_names_its_files_and_its_commit() -> Result<
     Ok(())
 }
 
-/// CycloneDX, by its own tool.
+/// The SBOM is validated with CycloneDX's own tool.
 #[tokio::test]
 async fn the_sbom_of_a_release_lists_its_crates_with_licences() -> Result<()> {
     let release = Release::make_with_sbom().await?;
@@ -405,7 +405,7 @@ async fn clusterctl_makes_a_cluster() -> Result<()> {
         3
     );
     let spec = &find(&objects, "InfraMachineTemplate", "demo-md-0")?["spec"]["template"]["spec"];
-    // Text, although it looks like a number.
+    // A string that looks like a number.
     assert_eq!(
         *spec,
         json!({
@@ -416,7 +416,7 @@ async fn clusterctl_makes_a_cluster() -> Result<()> {
     Ok(())
 }
 
-/// Its provider specs are those of the libvirt driver, whose tests have the driver take them.
+/// The tests of the libvirt driver check that it accepts these provider specs.
 #[tokio::test]
 async fn clusterctl_makes_a_cluster_of_vms_on_hosts_with_libvirt() -> Result<()> {
     let release = Release::make(None).await?;
@@ -434,7 +434,7 @@ async fn clusterctl_makes_a_cluster_of_vms_on_hosts_with_libvirt() -> Result<()>
         });
         assert_eq!(*spec, json!({"driver": "libvirt", "providerSpec": provider_spec}));
     }
-    // An image is of one Kubernetes version: there is none to go by.
+    // Images differ by Kubernetes version, so there is no default.
     let missing = release
         .cluster(Some("libvirt"))
         .env_remove("CAPCMI_IMAGE")
@@ -447,7 +447,7 @@ async fn clusterctl_makes_a_cluster_of_vms_on_hosts_with_libvirt() -> Result<()>
     Ok(())
 }
 
-/// Its provider specs are those of the container driver.
+/// The provider specs match the container driver.
 #[tokio::test]
 async fn clusterctl_makes_a_cluster_of_system_containers() -> Result<()> {
     let release = Release::make(None).await?;
@@ -496,7 +496,7 @@ async fn clusterctl_makes_a_cluster_of_a_class_and_brings_the_class_along() -> R
     Ok(())
 }
 
-/// A flavour is a whole file of its own, which must not fall behind.
+/// A flavour is a complete file, and must have all changes of the template.
 #[tokio::test]
 async fn the_flavour_with_a_health_check_is_the_template_and_a_health_check() -> Result<()> {
     let release = Release::make(None).await?;
@@ -552,8 +552,8 @@ async fn the_flavour_for_ec2_is_the_template_with_machines_of_ec2() -> Result<()
     Ok(())
 }
 
-/// Cluster API matches Node and Machine by the ProviderID, and every driver has its
-/// own way to tell the guest.
+/// Cluster API matches Node and Machine by the ProviderID, and each driver passes it to the guest in another
+/// way.
 #[tokio::test]
 async fn the_kubelet_gets_its_provider_id_as_the_driver_says() -> Result<()> {
     let release = Release::make(None).await?;
@@ -572,7 +572,7 @@ async fn the_kubelet_gets_its_provider_id_as_the_driver_says() -> Result<()> {
         for (objects, expression) in [(shipped, "ds.meta_data.provider_id"), (chosen, on_ec2)] {
             let arguments: Vec<_> = objects.iter().flat_map(kubelet_arguments).collect();
             let wanted = json!({"name": "provider-id", "value": format!("{{{{ {expression} }}}}")});
-            // Of the first control-plane machine, of the others, and of workers.
+            // For the first control-plane machine, the other ones, and workers.
             ensure!(arguments == [&wanted; 3], "{arguments:?}");
         }
     }
@@ -591,11 +591,11 @@ fn kubelet_arguments(object: &Value) -> Vec<&Value> {
     }
 }
 
-/// clusterctl puts a namespace into policies, which it doesn't know; the API server takes it out again. It
-/// would warn of a Pod that is not restricted.
+/// clusterctl adds a namespace to policies, because it does not know the kind. The API server drops it. The
+/// test also fails on a warning, such as about a Pod that is not restricted.
 #[tokio::test]
 async fn an_api_server_takes_what_clusterctl_makes() -> Result<()> {
-    // Of its own, so that the committed files don't replace the printed ones under the other tests.
+    // A separate cluster: the committed files must not replace the printed ones of other tests.
     let cluster = ManagementCluster::builder().core(false).start().await?;
     let release = Release::make(None).await?;
     apply(&cluster, &release, &release.generate_provider()?)?;
@@ -625,7 +625,7 @@ async fn an_api_server_takes_what_clusterctl_makes() -> Result<()> {
     let checks = checked
         .into_iter()
         .filter(|object| object["kind"] == "MachineHealthCheck");
-    // A finalizer that is not named as the API server wants it earns a warning with each write.
+    // For a finalizer with an unusual name, the API server would return a warning on each write.
     let finalized = json!({
         "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachine",
         "metadata": {"name": "finalized", "namespace": "tenant", "finalizers": [MACHINE_FINALIZER]},
@@ -642,10 +642,10 @@ async fn an_api_server_takes_what_clusterctl_makes() -> Result<()> {
     Ok(())
 }
 
-/// Flavours besides the template, without those whose variables differ.
+/// Flavours besides the template that use the same variables.
 const OTHERS: [&str; 4] = ["topology", "libvirt", "container", "external-endpoint"];
 
-/// Applies objects and takes a warning for a failure.
+/// Applies objects, and fails on a warning.
 fn apply(cluster: &ManagementCluster, release: &Release, objects: &[Value]) -> Result<()> {
     apply_with(cluster, release, objects, &[])
 }

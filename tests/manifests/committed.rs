@@ -1,4 +1,4 @@
-//! The files in `config/` are what the code prints.
+//! The files in `config/` match the output of the code.
 
 use std::{collections::BTreeSet, fs};
 
@@ -49,7 +49,7 @@ fn no_committed_file_is_left_over_or_left_out() -> Result<()> {
     Ok(())
 }
 
-/// There is no container engine where this runs: what can be read of the Dockerfile is.
+/// No container engine is available here, so the test only reads the Dockerfile.
 #[test]
 fn the_image_is_built_with_the_toolchain_of_the_workspace() -> Result<()> {
     let read = |name: &str| fs::read_to_string(repository().join(name)).context(name.to_owned());
@@ -72,7 +72,7 @@ fn the_image_is_built_with_the_toolchain_of_the_workspace() -> Result<()> {
     Ok(())
 }
 
-/// There is no registry where this runs: the container engine is one that knows a digest for every tag.
+/// No registry is available here. A fake container engine returns a digest for every tag.
 #[test]
 fn base_images_are_pinned_by_the_digest_that_their_tag_has_now() -> Result<()> {
     let folder = tempfile::tempdir()?;

@@ -1,5 +1,5 @@
-//! The rows of the specifications that are about the provider: each is proven by tests that name
-//! it, or says why none does.
+//! The specification rows about the provider. Tests name the rows that they prove, and every other row has a
+//! reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,7 +18,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// The rows that a text names. Ids of other tables than those of the specifications are none.
+    /// The rows in a text. Ids of other tables are ignored.
     fn named_in(text: &str) -> Vec<Self> {
         let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
         text.split(|c| !is_part(c))
@@ -44,7 +44,7 @@ impl Rows {
     }
 }
 
-/// The rows that the comment above each test names.
+/// The rows in the comment above each test.
 fn tests(folder: &Path, found: &mut BTreeMap<String, Vec<Rows>>) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
         let path = entry?.path();
@@ -161,7 +161,7 @@ fn every_row_that_a_test_names_is_in_the_tables_and_none_is_there_twice() -> Res
     }
     for (test, named) in known {
         for rows in named {
-            // The ends of a range are rows; in between a table has gaps.
+            // The first and last number of a range must be rows. The table may have gaps between.
             for number in [rows.first, rows.last] {
                 let row = Rows {
                     first: number,

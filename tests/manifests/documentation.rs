@@ -1,4 +1,4 @@
-//! The documentation says what is so: its links and names lead somewhere.
+//! Links and names in the documentation must exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::objects::{parse, repository};
 
-/// README.md and the pages beside it, and all pages below docs/.
+/// README.md and the pages next to it, and all pages below docs/.
 fn pages() -> Result<Vec<(PathBuf, String)>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(repository())? {
@@ -67,7 +67,7 @@ fn sources(folder: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// The heading as GitHub makes an anchor of it.
+/// GitHub's anchor for a heading.
 fn anchor(heading: &str) -> String {
     let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
     let heading = heading.trim_start_matches('#').trim().to_lowercase();
@@ -84,7 +84,7 @@ pub fn headings(page: &str) -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// The text without its blocks and words of code, in which the signs of a link are something else.
+/// The text without code, since brackets in code are not links.
 fn prose(text: &str) -> String {
     let without_blocks: String = text.split("```").step_by(2).collect();
     without_blocks.split('`').step_by(2).collect()
@@ -229,7 +229,7 @@ fn metrics_that_are_named_exist() -> Result<()> {
     Ok(())
 }
 
-/// A version that is raised in one place is raised in the other.
+/// The page and the build use the same versions.
 #[test]
 fn the_documented_versions_are_the_tested_ones() -> Result<()> {
     let page = fs::read_to_string(repository().join("docs/reference/versions.md"))?;
@@ -252,7 +252,7 @@ fn the_documented_versions_are_the_tested_ones() -> Result<()> {
     Ok(())
 }
 
-/// Flux takes what the page shows of it, without a field that it does not know, and the provider comes first.
+/// Flux accepts the page's example without unknown fields, and applies the provider first.
 #[tokio::test]
 async fn flux_accepts_the_example_of_the_gitops_page() -> Result<()> {
     let cluster = ManagementCluster::builder()
@@ -283,7 +283,7 @@ async fn flux_accepts_the_example_of_the_gitops_page() -> Result<()> {
     Ok(())
 }
 
-/// What an author copies was run: where a plugin of protoc changes, both change.
+/// The recipe that authors copy is run here. When a protoc plugin changes, the recipe must change, too.
 #[test]
 fn the_documented_protoc_recipe_builds_the_go_driver() -> Result<()> {
     let page = fs::read_to_string(repository().join("docs/drivers/languages.md"))?;
@@ -296,7 +296,7 @@ fn the_documented_protoc_recipe_builds_the_go_driver() -> Result<()> {
     let (commands, _) = commands
         .split_once("\ncd ")
         .context("the recipe of the script has no end")?;
-    // The script builds in a folder of its own, from the files of this repository.
+    // The script builds in a separate folder, from the files of this repository.
     let commands = commands
         .replace("$folder/bin:$PATH", "$PATH:$(go env GOPATH)/bin")
         .replace("\"$protos\"", "proto")
@@ -306,7 +306,7 @@ fn the_documented_protoc_recipe_builds_the_go_driver() -> Result<()> {
     Ok(())
 }
 
-/// `kubectl explain` leads from a condition to the table of reasons.
+/// `kubectl explain` links from a condition to the table of reasons.
 #[test]
 fn crds_link_from_conditions_to_the_reasons() -> Result<()> {
     const LINK: &str = "docs/reference/reasons.md#reasons";
@@ -336,7 +336,7 @@ fn crds_link_from_conditions_to_the_reasons() -> Result<()> {
     Ok(())
 }
 
-/// Keys of the drivers file are explained, and no others.
+/// The page explains all keys of the drivers file, and only those.
 #[test]
 fn every_key_of_a_driver_is_explained() -> Result<()> {
     explained("simulated: {unknown: 1}", "bootSeconds", |key| format!("`{key}`"))?;
@@ -346,15 +346,15 @@ fn every_key_of_a_driver_is_explained() -> Result<()> {
     })
 }
 
-/// Whether the page has all keys that are known where an unknown one stands, among them this
-/// one, as they are `written`.
+/// Checks that the page has all keys that are valid in the place of an unknown one, including `among_them`.
+/// `written` formats a key like the page.
 fn explained(kind: &str, among_them: &str, written: impl Fn(&str) -> String) -> Result<()> {
     let page = fs::read_to_string(repository().join("docs/reference/drivers-file.md"))?;
     let output = Command::new(testbed::program("capcmi")?)
         .args(["drivers", "check", "--offline", "--drivers-config=/dev/stdin"])
         .stdin(drivers_file(kind)?)
         .output()?;
-    // The refusal of an unknown key lists those that are known.
+    // The error for an unknown key lists the valid ones.
     let message = String::from_utf8(output.stderr)?;
     let listed = message
         .split_once("expected")
@@ -382,7 +382,7 @@ fn drivers_file(kind: &str) -> Result<fs::File> {
     Ok(file)
 }
 
-/// CMI-18: a plugin author reads beside the field what leaving it out means.
+/// CMI-18: a plugin author finds the meaning of an unset field next to it.
 #[test]
 fn every_optional_field_says_what_its_zero_value_means() -> Result<()> {
     for name in ["proto/cmi/v1/cmi.proto", "proto/capcmi/v1/capcmi.proto"] {

@@ -1,4 +1,4 @@
-//! The Helm chart of a release, as Helm takes it and an API server.
+//! The Helm chart of a release, checked with Helm and an API server.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -64,7 +64,7 @@ fn by_title(objects: Vec<Value>) -> BTreeMap<String, Value> {
         .collect()
 }
 
-/// The same objects as with kubectl and clusterctl, but for what is Helm's: the namespace, and marks.
+/// The chart has the same objects as kubectl and clusterctl, except for the namespace and Helm's labels.
 #[tokio::test]
 async fn the_chart_has_what_the_kustomization_has() -> Result<()> {
     let helm = Helm::new().await?;
@@ -167,8 +167,8 @@ async fn values_of_the_chart_are_where_they_belong_and_others_are_refused() -> R
     Ok(())
 }
 
-/// A driver beside the provider is the container that the component `driver-sidecar` has, and what it needs
-/// besides is given by values: variables, arguments, memory, and the files of a Secret for either.
+/// A driver runs as the same sidecar as in the component `driver-sidecar`. Values set its variables,
+/// arguments, memory, and files from a Secret.
 #[tokio::test]
 async fn values_add_the_container_of_a_driver_and_the_files_of_secrets() -> Result<()> {
     let helm = Helm::new().await?;
@@ -210,7 +210,7 @@ async fn values_add_the_container_of_a_driver_and_the_files_of_secrets() -> Resu
     append(&mut expected["volumes"], &values["volumes"]);
     assert_eq!(rendered, expected);
 
-    // Without a container beside it: a driver that is reached over TLS.
+    // Without a sidecar, the driver is reached over TLS.
     let objects = helm.template(&["--values", &path, "--set", "driver.image="])?;
     let rendered = pod(&objects)?;
     ensure!(rendered.get("initContainers").is_none(), "{rendered}");
@@ -230,7 +230,7 @@ fn append(list: &mut Value, more: &Value) {
 
 #[tokio::test]
 async fn helm_installs_upgrades_and_removes_the_provider_but_keeps_crds() -> Result<()> {
-    // Of its own: what the other tests have installed is not Helm's.
+    // A separate cluster: Helm would reject the objects of other tests.
     let cluster = ManagementCluster::builder().core(false).start().await?;
     let helm = Helm::new().await?;
     let run = |arguments: &[&str]| {
@@ -253,7 +253,7 @@ async fn helm_installs_upgrades_and_removes_the_provider_but_keeps_crds() -> Res
     assert_eq!(replicas()?, "1");
     run(&["upgrade", "capcmi", CHART, "--set", "replicas=2"])?;
     assert_eq!(replicas()?, "2");
-    // The permissions are those of the account where Helm has put it.
+    // The permissions belong to the account in Helm's namespace.
     let allowed = output(cluster.kubectl().args([
         "auth",
         "can-i",

@@ -1,4 +1,4 @@
-//! `config/default`, as `kubectl kustomize` builds it.
+//! `config/default`, built with `kubectl kustomize`.
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::objects::{find, output, parse, repository, titles};
 
-/// Kinds that have no namespace.
+/// Kinds without a namespace.
 const CLUSTER_SCOPED: [&str; 6] = [
     "Namespace",
     "CustomResourceDefinition",
@@ -81,8 +81,8 @@ async fn the_pod_is_restricted() -> Result<()> {
     Ok(())
 }
 
-/// OPS-13: what the Deployment says is what the binary understands. Run as a Pod would, away from any
-/// cluster: it gets as far as the drivers file, which is not there.
+/// OPS-13: the binary accepts the Deployment's arguments. It runs like in a Pod, but without a cluster, and
+/// stops at the missing drivers file.
 #[tokio::test]
 async fn the_binary_understands_the_arguments_of_the_deployment() -> Result<()> {
     let objects = default().await?;
@@ -116,8 +116,8 @@ async fn selectors_and_references_meet_what_they_mean() -> Result<()> {
     assert!(selects(&service["spec"]["selector"]));
     assert!(selects(&budget["spec"]["selector"]["matchLabels"]));
     assert_eq!(budget["spec"]["maxUnavailable"], 1);
-    // What ships with a driver in memory has one replica: another finds every VM gone when it takes over.
-    // Then the budget must not keep a node from being drained, which `minAvailable` would.
+    // The shipped driver keeps its VMs in memory, so there is one replica: another would find no VMs. With
+    // `minAvailable`, the budget would then block node drains.
     assert_eq!(deployment["spec"]["replicas"], 1);
     let drivers = find(&objects, "ConfigMap", "capcmi-drivers")?["data"]["drivers.yaml"].as_str();
     let drivers: Value = serde_saphyr::from_str(drivers.expect("a drivers file"))?;
@@ -156,7 +156,7 @@ async fn selectors_and_references_meet_what_they_mean() -> Result<()> {
     Ok(())
 }
 
-/// Counted over everything that is bound to the provider, not over the table in the code.
+/// Counts everything that is bound to the provider, instead of the table in the code.
 #[tokio::test]
 async fn the_provider_may_do_little() -> Result<()> {
     let objects = default().await?;
@@ -200,7 +200,7 @@ async fn the_provider_may_do_little() -> Result<()> {
 /// `config/default` with components, and with more lines in its kustomization.
 pub async fn composed(components: &[&str], more: &str) -> Result<Vec<Value>> {
     let folder = tempfile::tempdir()?;
-    // kustomize takes relative paths only.
+    // kustomize accepts only relative paths.
     let up = "../".repeat(folder.path().canonicalize()?.components().count() - 1);
     let config = format!("{up}{}/config", repository().canonicalize()?.display());
     let paths: Vec<_> = components
@@ -225,7 +225,7 @@ async fn secrets_can_be_granted_namespace_by_namespace() -> Result<()> {
     Ok(())
 }
 
-/// The example of the documentation brings the Secret to where the drivers file looks for it.
+/// The documented example mounts the Secret at the path in the drivers file.
 #[tokio::test]
 async fn credentials_of_a_driver_are_mounted_where_the_drivers_file_says() -> Result<()> {
     let page = fs::read_to_string(repository().join("docs/how-to/multi-tenancy.md"))?;
@@ -258,8 +258,7 @@ async fn credentials_of_a_driver_are_mounted_where_the_drivers_file_says() -> Re
     Ok(())
 }
 
-/// What a user keeps in a kustomization of their own is what they get, whatever is
-/// shipped in the next version.
+/// The settings in a user's kustomization take effect, even if the next version ships others.
 #[tokio::test]
 async fn drivers_and_replicas_of_a_kustomization_are_what_is_applied() -> Result<()> {
     let page = fs::read_to_string(repository().join("docs/how-to/install.md"))?;
@@ -284,8 +283,7 @@ async fn drivers_and_replicas_of_a_kustomization_are_what_is_applied() -> Result
     Ok(())
 }
 
-/// The example of the documentation gives a driver what it needs, and takes nothing from it that the
-/// component brings.
+/// The documented example adds to the driver's container, and keeps everything from the component.
 #[tokio::test]
 async fn a_sidecar_is_given_variables_secrets_and_volumes_of_its_own() -> Result<()> {
     let page = fs::read_to_string(repository().join("docs/drivers/deployment.md"))?;

@@ -1,5 +1,5 @@
-//! What is installed and documented: the generated files, the kustomization, the clusterctl repository, and
-//! what a real API server makes of definitions, permissions and policies.
+//! Checks of the installation and documentation: generated files, the kustomization, and the clusterctl
+//! repository. A real API server checks definitions, permissions and policies.
 
 mod admission;
 mod agreement;

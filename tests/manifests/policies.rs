@@ -1,4 +1,4 @@
-//! The admission policies: templates that never change, and identities and providerIDs that can't be forged.
+//! The admission policies: templates are immutable, and nobody can forge identities and providerIDs.
 
 use anyhow::{Result, ensure};
 use capcmi::api::MACHINE_FINALIZER;
@@ -63,7 +63,7 @@ async fn a_tenant_can_neither_change_nor_remove_what_the_provider_has_set() -> R
     Ok(())
 }
 
-/// Without effect at first, it would ask for another VM once a move has taken the status away.
+/// The annotation would have no effect now, but would request another VM after a move has dropped the status.
 #[tokio::test]
 async fn not_even_an_administrator_has_a_machine_adopt_that_is_up() -> Result<()> {
     let namespace = namespace().await?;
@@ -85,7 +85,7 @@ async fn not_even_an_administrator_has_a_machine_adopt_that_is_up() -> Result<()
         message.contains(annotations::ADOPT) && message.contains("is up"),
         "{message}"
     );
-    // What was set when it was created stays.
+    // Annotations from the creation remain.
     let mine = json!({"metadata": {"annotations": {"mine": "x"}}});
     merge(&administrator, "adopted", mine.clone()).await?;
     merge(&administrator, "made", mine).await?;
@@ -128,7 +128,7 @@ async fn provider_and_administrator_write_identities() -> Result<()> {
     Ok(())
 }
 
-/// A VM is not in a namespace: a user who may write identities in one could name the VM of any other.
+/// VMs have no namespace: a user with write access to identities could take over the VM of any namespace.
 #[tokio::test]
 async fn every_right_in_one_namespace_is_no_right_to_write_an_identity() -> Result<()> {
     let namespace = namespace().await?;
@@ -182,13 +182,13 @@ async fn only_users_that_may_write_identities_remove_the_finalizer() -> Result<(
             let mut whole = api.get(name).await?;
             whole.metadata.finalizers = None;
             refusal(api.replace(name, &PostParams::default(), &whole).await)?;
-            // What stands beside it is theirs.
+            // Other finalizers belong to their owners.
             let others = json!({"metadata": {"finalizers": [MACHINE_FINALIZER, "example.com/theirs",
                 format!("example.com/{who:?}").to_lowercase()]}});
             merge(&api, name, others).await?;
         }
     }
-    // The object goes, and with it the finalizer stays until the provider takes it.
+    // The object is deleted, but the finalizer remains until the provider removes it.
     let tenant = api(User::Tenant, &namespace, "InfraMachine").await?;
     for (name, ..) in &machines {
         let deleted = DeleteParams {
@@ -206,7 +206,7 @@ async fn only_users_that_may_write_identities_remove_the_finalizer() -> Result<(
     Ok(())
 }
 
-/// Otherwise a machine that never came to anything would need an administrator.
+/// Otherwise only an administrator could delete a machine that never had a VM.
 #[tokio::test]
 async fn a_machine_without_a_record_can_lose_the_finalizer() -> Result<()> {
     let namespace = namespace().await?;
@@ -224,7 +224,7 @@ async fn a_machine_without_a_record_can_lose_the_finalizer() -> Result<()> {
     Ok(())
 }
 
-/// A status write that could change metadata would lead around every policy.
+/// If a status write could change metadata, it would bypass every policy.
 #[tokio::test]
 async fn a_status_write_changes_neither_finalizers_nor_annotations_nor_spec() -> Result<()> {
     let namespace = namespace().await?;
@@ -249,7 +249,7 @@ async fn a_status_write_changes_neither_finalizers_nor_annotations_nor_spec() ->
     Ok(())
 }
 
-/// A user who could name a VM could have the driver asked for it, and have it deleted in the end.
+/// A user who sets the id of a VM could make the provider query and finally delete that VM.
 #[tokio::test]
 async fn a_tenant_can_neither_make_a_machine_with_a_provider_id_nor_set_one() -> Result<()> {
     let namespace = namespace().await?;
@@ -308,7 +308,7 @@ async fn only_provider_and_administrator_may_write_the_provider_id() -> Result<(
     Ok(())
 }
 
-/// Core applies machines from templates, annotations included, and labels them later.
+/// Core applies machines from templates with their annotations, and adds labels later.
 #[tokio::test]
 async fn core_makes_machines_and_hands_out_no_identity() -> Result<()> {
     let namespace = namespace().await?;
@@ -357,7 +357,7 @@ async fn the_spec_of_a_template_never_changes() -> Result<()> {
             let name = format!("{who:?}").to_lowercase();
             let api = api(who, &namespace, kind).await?;
             create(&api, &template(kind, &name, &json!({}))).await??;
-            // What Cluster API does to a template: an owner, labels.
+            // Cluster API sets owners and labels of a template.
             merge(&api, &name, json!({"metadata": {"labels": {"a": "1"}}})).await?;
             let patch = json!({"spec": {"template": {"spec": change}}});
             let message = refusal(merge(&api, &name, patch).await)?;

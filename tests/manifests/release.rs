@@ -13,7 +13,7 @@ use testbed::make_release;
 
 use crate::objects::{output, parse};
 
-/// A release of its own for each test.
+/// A release that belongs to a single test.
 pub struct Release {
     folder: TempDir,
     programs: Programs,

@@ -1,4 +1,4 @@
-//! The definitions: what the API server stores, and what it refuses and why.
+//! The definitions: the values that the API server stores, and the errors for invalid ones.
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::v1alpha1::{
@@ -47,7 +47,7 @@ async fn the_provider_id_is_set_once() -> Result<()> {
     Ok(())
 }
 
-/// A field that the definition lacks would vanish without a word.
+/// The API server silently drops fields that the definition lacks.
 #[tokio::test]
 async fn a_status_comes_back_as_it_was_written() -> Result<()> {
     let namespace = namespace().await?;
@@ -121,7 +121,7 @@ async fn a_status_comes_back_as_it_was_written() -> Result<()> {
     Ok(())
 }
 
-/// A date in the future is shown as `<invalid>`, and the next try always lies there.
+/// kubectl prints `<invalid>` for a date in the future, and the next retry is always in the future.
 #[tokio::test]
 async fn the_next_try_is_shown_as_the_time_that_it_is() -> Result<()> {
     let namespace = namespace().await?;
@@ -136,7 +136,7 @@ async fn the_next_try_is_shown_as_the_time_that_it_is() -> Result<()> {
     provider
         .patch_status("m", &PatchParams::default(), &patch)
         .await?;
-    // What kubectl asks for, and prints.
+    // kubectl requests and prints this table.
     let request = http::Request::get(format!("{}/m", tenant.resource_url()))
         .header(
             http::header::ACCEPT,
@@ -277,7 +277,7 @@ async fn may(
     Ok(answer.status.context("no answer")?.allowed)
 }
 
-/// A name goes into the path of a request.
+/// The name becomes a part of a request's path.
 #[tokio::test]
 async fn a_secret_name_that_no_secret_has_is_refused_in_every_kind() -> Result<()> {
     let namespace = namespace().await?;
