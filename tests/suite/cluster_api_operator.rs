@@ -1,4 +1,4 @@
-//! The real Cluster API operator, which installs, upgrades and removes the provider by the file of a release.
+//! The real Cluster API operator installs, upgrades and removes the provider from a release's file.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,12 +14,12 @@ use crate::support::oci_registry::OciRegistry;
 use crate::support::world::run;
 use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
 
-/// Where docs/how-to/install.md has the operator put the provider.
+/// The provider's namespace in docs/how-to/install.md.
 const NAMESPACE: &str = "capcmi-system";
 const PROVIDER: &str = "infrastructureprovider/capcmi-cmi";
 const DEPLOYMENT: &str = "capcmi-controller-manager";
 
-/// Cluster API as the operator installs it, of which a Deployment is enough here: core is a process.
+/// The operator's installation of Cluster API. A Deployment is enough here, since core runs as a process.
 const CORE: &str = "
 apiVersion: v1
 kind: ConfigMap
@@ -52,8 +52,8 @@ spec:
   fetchConfig: {selector: {matchLabels: {core: of-the-case}}}
 ";
 
-/// The commands of docs/how-to/install.md for the operator, with machines that run meanwhile. Core and the
-/// provider are processes here and not Pods, so the case says of their Deployments that they are available.
+/// Runs the operator's commands in docs/how-to/install.md while machines exist. Core and the provider are
+/// processes instead of Pods, so the case itself sets their Deployments to available.
 #[tokio::test]
 async fn the_operator_installs_upgrades_and_removes_the_provider() -> Result<()> {
     let world = World::without_provider("operator").await?;
@@ -120,8 +120,8 @@ async fn the_operator_installs_upgrades_and_removes_the_provider() -> Result<()>
     installs_from_a_registry(&world, &releases).await
 }
 
-/// Has the operator install the package of a release from a registry, as docs/how-to/install.md does. It
-/// takes from that what it takes from the file.
+/// The operator installs a release's package from a registry, as in docs/how-to/install.md. The registry and
+/// the file have the same content.
 async fn installs_from_a_registry(world: &World, releases: &Path) -> Result<()> {
     let layout = world.folder.join("layout");
     std::fs::create_dir(&layout)?;
@@ -148,7 +148,7 @@ async fn installs_from_a_registry(world: &World, releases: &Path) -> Result<()> 
     installed(world, "v0.1.0").await
 }
 
-/// Makes a release and applies its file for the operator.
+/// Makes a release, and applies its file for the operator.
 fn install(world: &World, releases: &Path, version: &str) -> Result<()> {
     let kubectl = &world.management.programs().kubectl;
     run(&mut testbed::make_release(releases, version, kubectl))?;
@@ -191,7 +191,7 @@ async fn installed(world: &World, version: &str) -> Result<()> {
     .await
 }
 
-/// Waits until the operator says this of a provider.
+/// Waits until a provider of the operator has this condition.
 async fn condition(world: &World, provider: &str, namespace: &str, type_: &str, status: &str) -> Result<()> {
     eventually(
         DEADLINE,
@@ -212,7 +212,7 @@ async fn condition(world: &World, provider: &str, namespace: &str, type_: &str, 
     .await
 }
 
-/// What the controllers of Deployments say when the Pods run.
+/// Sets the condition that a Deployment has when its Pods run.
 fn available(world: &World, namespace: &str, deployment: &str) -> Result<()> {
     let status = json!({"status": {"conditions": [
         {"type": "Available", "status": "True", "reason": "MinimumReplicasAvailable"},

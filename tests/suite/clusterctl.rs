@@ -1,4 +1,4 @@
-//! The real clusterctl, from `init` to `delete`, on a repository that `make release` has written.
+//! The real clusterctl, from `init` to `delete`, with a repository from `make release`.
 
 use std::path::{Path, PathBuf};
 
@@ -16,8 +16,8 @@ use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
 const NAMESPACE: &str = "clusterctl";
 const PROVIDER: &str = "capcmi-cmi";
 
-/// What clusterctl finds in a management cluster: that cert-manager answers, as far as clusterctl asks, and
-/// that Cluster API was installed by clusterctl, which the management cluster did in its own way.
+/// Objects that clusterctl looks for: the parts of cert-manager that it checks, and the inventory of a
+/// Cluster API installed by clusterctl. The management cluster installs Cluster API differently.
 const FOUND: &str = r#"
 apiVersion: v1
 kind: Namespace
@@ -81,7 +81,7 @@ struct Repository<'a> {
 }
 
 impl Repository<'_> {
-    /// `make release`, and what a user adds to the configuration that it writes.
+    /// Runs `make release`, which also writes the configuration.
     fn make(&self, version: &str) -> Result<()> {
         run(&mut testbed::make_release(self.folder, version, self.kubectl)).map(drop)
     }
@@ -90,8 +90,8 @@ impl Repository<'_> {
         self.folder.join("clusterctl-config.yaml")
     }
 
-    /// Adds what a user keeps in the configuration: a variable, and, for a network that does not reach
-    /// Cluster API's repository, another place of it.
+    /// Adds a user's settings to the configuration: a variable, and another place for Cluster API's
+    /// repository, as in a network that does not reach it.
     fn configure(&self) -> Result<()> {
         let core = self.folder.join("cluster-api").join(CLUSTER_API_VERSION);
         std::fs::create_dir_all(&core)?;
@@ -111,9 +111,9 @@ impl Repository<'_> {
         run(command.args(arguments).arg("--config").arg(self.config()))
     }
 
-    /// `clusterctl init` on a management cluster that it has not seen, and what it says before.
+    /// Runs `clusterctl init` on a new management cluster, and checks its answers before.
     async fn init(&self, world: &World, provider: &str) -> Result<()> {
-        // Installs the definitions of its inventory, in which there is nothing yet.
+        // clusterctl installs the definitions of its inventory, which is still empty.
         let refusal = self.clusterctl(world, &["upgrade", "plan"]);
         let refusal = refusal.err().map(|error| error.to_string()).unwrap_or_default();
         ensure!(refusal.contains("there must be one core provider"), "{refusal}");
@@ -128,7 +128,7 @@ impl Repository<'_> {
     }
 }
 
-/// Image and ConfigMap of the installed Deployment.
+/// The image and the ConfigMap of the installed Deployment.
 fn installed(world: &World) -> Result<String> {
     let path = "{.spec.template.spec.containers[0].image} {.spec.template.spec.volumes[0].configMap.name}";
     world.kubectl(&[
@@ -152,8 +152,8 @@ fn uids(machines: &[DynamicObject]) -> Vec<Option<String>> {
     uids
 }
 
-/// The commands of docs/how-to/install.md for clusterctl, with machines that run meanwhile. Cluster API and
-/// the provider are processes here and not Pods, and cert-manager is there by its definitions alone.
+/// Runs the clusterctl commands in docs/how-to/install.md while machines exist. Cluster API and the provider
+/// are processes instead of Pods, and cert-manager consists only of its definitions.
 #[tokio::test]
 #[expect(
     clippy::too_many_lines,
@@ -228,7 +228,7 @@ async fn clusterctl_installs_upgrades_and_removes_the_provider() -> Result<()> {
     );
     ensure!(cloud.vms()? == vms, "VMs were touched");
 
-    // Back to the old version, as clusterctl does not go back by itself.
+    // clusterctl can't downgrade, so the case deletes the new version and installs the old one.
     repository.clusterctl(&source, &["delete", "--infrastructure", PROVIDER])?;
     ensure!(installed(&source).is_err(), "nothing was deleted");
     repository.clusterctl(
@@ -249,7 +249,7 @@ async fn clusterctl_installs_upgrades_and_removes_the_provider() -> Result<()> {
     source.kubectl(&["delete", "machinedeployment", "md", "--wait=false"])?;
     fleet.gone().await?;
     cloud.holds(0).await?;
-    // clusterctl takes no definition away of which there are objects.
+    // clusterctl keeps a definition while it has objects.
     source.kubectl(&["delete", "cluster", "md", "--wait=false"])?;
     source.kubectl(&["delete", "inframachinetemplates", "--all"])?;
     eventually(DEADLINE, "the end of the Cluster", async || {
@@ -278,8 +278,8 @@ async fn clusterctl_installs_upgrades_and_removes_the_provider() -> Result<()> {
     .await
 }
 
-/// The configuration of docs/how-to/air-gapped.md leads clusterctl to the files, and every image to the
-/// registry. The files of the other releases name one image each here.
+/// With the configuration in docs/how-to/air-gapped.md, clusterctl reads files from a folder, and all images
+/// are in the registry. Here each of the other releases names a single image.
 #[tokio::test]
 async fn clusterctl_lists_the_images_of_a_mirror_without_a_network() -> Result<()> {
     let world = World::new("mirror").await?;
@@ -339,7 +339,7 @@ async fn clusterctl_lists_the_images_of_a_mirror_without_a_network() -> Result<(
     Ok(())
 }
 
-/// A Deployment, which is what clusterctl looks for images in.
+/// A Deployment, since clusterctl looks for images there.
 const COMPONENTS: &str = "
 apiVersion: v1
 kind: Namespace

@@ -1,5 +1,5 @@
-//! Machines through a driver in another language: that for EC2 in Python, in a process of
-//! its own, with moto for EC2.
+//! Machines through a driver in another language: the EC2 driver in Python, which runs as a process. moto
+//! simulates EC2.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ impl Amazon {
         json!({"drivers": [{"name": "ec2", "grpc": {"endpoint": self.plugin.endpoint}}]}).to_string()
     }
 
-    /// Waits until exactly so many instances run.
+    /// Waits until exactly this number of instances runs.
     async fn runs(&self, count: usize) -> Result<Vec<testbed::Ec2Guest>> {
         eventually(DEADLINE, &format!("{count} instances"), async || {
             let instances = self.ec2.instances().await?;
@@ -50,8 +50,7 @@ impl Amazon {
     }
 }
 
-/// A Cluster that the driver has the zones of, credentials, and a MachineDeployment of
-/// VMs that forward packets.
+/// A Cluster in the driver's zones, credentials, and a MachineDeployment of VMs that forward packets.
 async fn deployed<'a>(world: &'a World, amazon: &Amazon) -> Result<Fleet<'a>> {
     let credentials = json!({
         "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "aws", "namespace": world.namespace},
@@ -75,8 +74,8 @@ async fn deployed<'a>(world: &'a World, amazon: &Amazon) -> Result<Fleet<'a>> {
     Ok(fleet)
 }
 
-/// DRV-13, DRV-14, INI-03, INI-18, UPD-01, CMI-153: a driver that is no part of this program brings machines
-/// up and down as a built-in one does.
+/// DRV-13, DRV-14, INI-03, INI-18, UPD-01, CMI-153: an external driver brings machines up and down like a
+/// built-in one.
 #[tokio::test]
 async fn a_deployment_comes_up_changes_and_goes_through_a_driver_in_python() -> Result<()> {
     let world = World::new("ec2").await?;

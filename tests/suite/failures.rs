@@ -1,5 +1,5 @@
-//! Every failure that an operator is asked about: caused, and what kubectl, events, log, metrics and
-//! `capcmi describe` say of it held against `failures/records`. docs/reference/failures.md has the tables.
+//! Every documented failure is caused. Then kubectl, events, log, metrics and `capcmi describe` must match
+//! `failures/records`. The tables of docs/reference/failures.md are made from the records.
 
 mod seen;
 
@@ -29,7 +29,7 @@ const DOWN: &str = "on the way down";
 const SHARED: &str = "of InfraClusters and templates";
 const PROVIDER: &str = "of the provider";
 
-/// Names of the records, what has failed, and which table has it.
+/// The failures: name of the record, title and table.
 const FAILURES: [(&str, &str, &str); 37] = [
     ("quota", "The quota is used up", UP),
     ("capacity", "Another machine has found that there is no room", UP),
@@ -114,7 +114,7 @@ const FAILURES: [(&str, &str, &str); 37] = [
     ("api-server", "The API server does not answer", PROVIDER),
 ];
 
-/// A record without a failure would stay in the documentation for ever.
+/// A record without a failure would remain in the documentation.
 #[test]
 fn every_failure_has_a_record_and_every_record_a_failure() -> Result<()> {
     let names: BTreeSet<_> = FAILURES.iter().map(|(name, ..)| format!("{name}.json")).collect();
@@ -127,7 +127,7 @@ fn every_failure_has_a_record_and_every_record_a_failure() -> Result<()> {
     Ok(())
 }
 
-/// Holds what is to be seen of machines against the records of these names.
+/// Compares the output for machines with the records of these names.
 async fn all_recorded(world: &World, provider: &Replica, failures: &[(&str, &str)]) -> Result<()> {
     let failures: Vec<_> = failures
         .iter()
@@ -139,14 +139,14 @@ async fn all_recorded(world: &World, provider: &Replica, failures: &[(&str, &str
     hold_against_records(world, provider, &failures).await
 }
 
-/// The only VM of this name.
+/// The VM with this name, which must be unique.
 fn vm_of(cloud: &Cloud, name: &str) -> Result<VmId> {
     let vms = cloud.vms()?;
     let vm = vms.iter().find(|vm| vm.name == name);
     Ok(vm.with_context(|| format!("no VM {name}"))?.id)
 }
 
-/// Has a Machine say how its Node is, as Cluster API does.
+/// Sets the Machine's condition for its Node, like Cluster API.
 async fn node_health(world: &World, name: &str, status: &str) -> Result<()> {
     let health = json!({"status": {"nodeRef": {"name": name}, "conditions": [{
         "type": "NodeHealthy", "status": status, "reason": "Test", "message": "",
@@ -158,7 +158,7 @@ async fn node_health(world: &World, name: &str, status: &str) -> Result<()> {
     Ok(())
 }
 
-/// A drivers file with another driver beside the one of the case.
+/// A drivers file with a second driver.
 fn with_another(world: &World, cloud: &Cloud) -> Result<String> {
     let other = Cloud::named(world, "other").drivers_with(json!({"name": "other"}), json!({}));
     Cloud::several([cloud.drivers(json!({})), other])
@@ -194,7 +194,7 @@ async fn what_keeps_a_machine_from_coming_up_is_to_be_seen() -> Result<()> {
     let up = stage.machine("first").create().await?;
     let up = up.provisioned().await?;
     let paused = json!({annotations::PAUSED: ""});
-    // Of a kind that there is: a Machine that Cluster API can't convert ends the watches of all Machines.
+    // The kind exists: a Machine that Cluster API can't convert would end the watches of all Machines.
     let no_data = json!({"configRef": {"apiGroup": GROUP, "kind": "InfraMachineTemplate", "name": "none"}});
     for machine in [
         stage.machine("credentials"),
@@ -251,7 +251,7 @@ async fn what_keeps_a_machine_from_coming_up_is_to_be_seen() -> Result<()> {
         ("paused", PAUSED, "Paused"),
         ("second", READY, "NotReferenced"),
         ("infra-cluster", READY, "WaitingForClusterInfrastructureReady"),
-        // A minute after they were made.
+        // These appear a minute after the creation.
         ("ownerless", READY, "WaitingForOwner"),
         ("ownerless-paused", PAUSED, "Paused"),
         ("no-cluster", READY, "ClusterNotFound"),
@@ -285,7 +285,7 @@ async fn what_is_wrong_with_what_machines_share_is_to_be_seen() -> Result<()> {
     hold_against_records(&world, &provider, &failures).await
 }
 
-/// A driver that hangs: what its calls say that took too long, and the machines for which none is left.
+/// A driver that hangs: calls time out, and other machines wait because no call is left.
 #[tokio::test]
 async fn a_driver_that_hangs_is_to_be_seen() -> Result<()> {
     let world = World::new("failures-hang").await?;
@@ -293,7 +293,7 @@ async fn a_driver_that_hangs_is_to_be_seen() -> Result<()> {
     let [slow, busy] = &clouds;
     let entries = [
         json!({"name": "slow", "timeouts": {"createMachine": "1s"}, "createSettleTime": "1h"}),
-        // One is kept from creates, and one from a single namespace.
+        // One limit stops creates, and the other a single namespace.
         json!({"name": "busy", "timeouts": {"createMachine": "1h"}, "maxConcurrentCalls": 3}),
     ];
     let [first, second] = entries;
@@ -324,7 +324,7 @@ async fn a_driver_that_hangs_is_to_be_seen() -> Result<()> {
     all_recorded(&world, &provider, &names).await
 }
 
-/// Of a VM whose InfraMachine is gone the InfraCluster tells.
+/// The InfraCluster reports a VM whose InfraMachine no longer exists.
 #[tokio::test]
 async fn an_orphan_is_to_be_seen() -> Result<()> {
     let world = World::new("failures-orphan").await?;
@@ -434,7 +434,7 @@ async fn what_becomes_of_a_vm_that_was_up_is_to_be_seen() -> Result<()> {
         (refused, DELETING, "FailedPrecondition"),
         (paused, DELETING, "Paused"),
         (kept, DELETING, "WaitingForFinalizers"),
-        // A minute after it was deleted.
+        // This appears a minute after the deletion.
         (moved, DELETING, "DeleteForMove"),
     ];
     for (machine, type_, reason) in said {
@@ -465,7 +465,7 @@ async fn a_driver_that_is_away_and_one_that_was_taken_out_are_to_be_seen() -> Re
         machine.provisioned().await?;
     }
     plugin.kill();
-    // What a call that was under way says of the connection depends on where it was.
+    // The error of a running call depends on its state, so the case waits until the connection is down.
     provider.finds_driver_reachable(false).await?;
     let new = machine("new").create().await?;
     new.until("a machine that waits for its driver", |machine| {
@@ -502,7 +502,7 @@ async fn a_driver_that_is_away_and_one_that_was_taken_out_are_to_be_seen() -> Re
     let failures = [("driver-removed", "up"), ("driver-removed-deletion", "going")];
     all_recorded(&world, &provider, &failures).await?;
 
-    // With the driver again, nothing waits for the next try of the provider that had none.
+    // When the driver is back, no machine waits for the retry of the previous provider.
     drop(provider);
     plugin.listen(&world).await?;
     let drivers = plugin.drivers(json!({}));
@@ -514,7 +514,7 @@ async fn a_driver_that_is_away_and_one_that_was_taken_out_are_to_be_seen() -> Re
     going.gone().await
 }
 
-/// All that asks meets the outage, and the log tells of it once.
+/// Every client meets the outage, but only one line of the log reports it.
 #[tokio::test]
 async fn an_api_server_that_does_not_answer_is_one_line_of_the_log() -> Result<()> {
     let world = World::new("failures-api").await?;
@@ -537,7 +537,7 @@ async fn an_api_server_that_does_not_answer_is_one_line_of_the_log() -> Result<(
         Ok(log)
     })
     .await?;
-    // Those of the libraries are off at the default level.
+    // The warnings of libraries are off by default.
     let told: Vec<&str> = log
         .lines()
         .filter(|line| line.contains(" WARN capcmi::"))

@@ -1,8 +1,8 @@
-//! MachineDeployments that are pointed at a new template, and whose VMs are updated in place: with Cluster
-//! API's own controllers, which call the provider's Runtime Extension.
+//! MachineDeployments get a new template, and their VMs are updated in place. Cluster API's own controllers
+//! call the provider's Runtime Extension.
 //!
-//! Only core's gate InPlaceUpdates decides between an update and a roll-out, so these cases have the real
-//! one. `tests/world` has the answers of the hooks, and the updates that follow them.
+//! Only core's gate InPlaceUpdates decides between update and roll-out, so these cases run the real core.
+//! `tests/world` tests the answers of the hooks, and the updates after them.
 
 mod client_certificates;
 mod control_plane;
@@ -39,7 +39,7 @@ struct InPlace {
 }
 
 impl InPlace {
-    /// With this driver, and further keys of its entry.
+    /// A case with this driver, and further keys of its entry.
     async fn with(case: &str, backing: Backing, entry: Value) -> Result<Self> {
         Self::of(World::rate_limited(case).await?, backing, entry).await
     }
@@ -59,15 +59,15 @@ impl InPlace {
         })
     }
 
-    /// A provider whose extension is registered, and the kubelets of the guests.
+    /// Starts a provider with a registered extension, and the kubelets of the guests.
     async fn serve(&self) -> Result<(Replica, HollowKubelet)> {
         let replica = self.provider.start(&self.world).await?;
         self.extension.register(&self.world).await?;
         Ok((replica, self.world.kubelets(&self.cloud)))
     }
 
-    /// So many Machines that run, of which one at a time may be away. Cluster API asks for no update of one
-    /// that has no bootstrap configuration.
+    /// A number of running Machines, and at most one may be unavailable. They have a bootstrap configuration:
+    /// without it, Cluster API requests no update.
     async fn fleet(&self, replicas: u32) -> Result<Fleet<'_>> {
         self.world.cluster("md").await?;
         let fleet = Fleet::of(&self.world, "md");
@@ -116,7 +116,7 @@ fn deployments(fleet: &Fleet<'_>) -> Api<DynamicObject> {
     objects(fleet.world(), "cluster.x-k8s.io", "v1beta2", "MachineDeployment")
 }
 
-/// Waits until all VMs are of a tier, and nothing of the update is left to do.
+/// Waits until all VMs have a tier, and the update is complete.
 async fn updated(in_place: &InPlace, fleet: &Fleet<'_>, tier: &str) -> Result<()> {
     settled(&in_place.world, &in_place.cloud, fleet, tier).await
 }
@@ -143,7 +143,7 @@ async fn is_settled(world: &World, cloud: &Cloud, fleet: &Fleet<'_>, tier: &str)
     }
     let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
     for machine in machines.list(&ListParams::default()).await?.items {
-        // Core loses an update that begins while it ends the one before.
+        // Core loses an update that starts before the previous one has ended.
         ensure!(has_no_update(&machine), "{:#}", machine.data);
     }
     Ok(())
@@ -165,7 +165,7 @@ fn is_tier(cloud: &Cloud, tier: &str) -> Result<bool> {
     Ok(tiers.all(|seen| seen.is_some_and(|seen| seen == tier)))
 }
 
-/// What Cluster API says of the updates of all Machines.
+/// The Updating conditions of all Machines.
 async fn updating(world: &World) -> Result<String> {
     let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
     let all = machines.list(&ListParams::default()).await?.items;
@@ -187,7 +187,7 @@ fn ids(vms: &[Vm]) -> Vec<String> {
     ids
 }
 
-/// What `capcmi plan` prints.
+/// The output of `capcmi plan`.
 fn plan(world: &World, in_place: &InPlace, template: &str) -> Result<String> {
     run(&mut plan_command(world, in_place, template)?)
 }
@@ -208,7 +208,7 @@ fn plan_command(world: &World, in_place: &InPlace, template: &str) -> Result<Com
     Ok(command)
 }
 
-/// UPD-01, UPD-02: what the driver can change keeps the VM, and all else replaces it.
+/// UPD-01, UPD-02: changes that the driver supports keep the VM, and all others replace it.
 #[tokio::test]
 async fn a_deployment_is_updated_in_place_or_rolled() -> Result<()> {
     let in_place = InPlace::with("in-place", Backing::Plugin, json!({})).await?;
@@ -233,7 +233,7 @@ async fn a_deployment_is_updated_in_place_or_rolled() -> Result<()> {
         ensure!(calls == 1, "{calls} updates of {}", machine.name_any());
     }
 
-    // Another authority, and a certificate of it: the provider serves that without a restart.
+    // The provider serves a certificate of a new authority without a restart.
     in_place.extension.renew()?;
     in_place.extension.register(world).await?;
     let mut larger = tier("gold");

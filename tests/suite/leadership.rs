@@ -67,7 +67,7 @@ pub async fn leads(replica: &Replica) -> Result<()> {
     .await
 }
 
-/// Waits until the replica has ended by itself.
+/// Waits until the replica has ended without a signal.
 pub async fn ended(replica: &mut Replica) -> Result<ExitStatus> {
     eventually(DEADLINE, "the end of the replica", async || {
         replica

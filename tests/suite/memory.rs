@@ -1,4 +1,4 @@
-//! What the largest objects that a user can make cost the provider.
+//! The memory cost of the largest objects that a user can create.
 
 use std::path::Path;
 
@@ -10,17 +10,16 @@ use serde_json::json;
 use crate::support::fleet::objects;
 use crate::support::{Cloud, Provider, World};
 
-/// How many objects there are.
+/// The number of objects.
 const OBJECTS: usize = 60;
-/// Just below what the API server takes: 1.5 MiB a request, of which 256 KiB are annotations.
+/// Slightly below the API server's limits: 1.5 MiB for a request, and 256 KiB for annotations.
 const SPEC_BYTES: usize = 1_100_000;
 const ANNOTATION_BYTES: usize = 200_000;
-/// The memory that the provider may take at its peak, in MiB. With one page of a list it takes some 115. The
-/// objects of all pages would add 75.
+/// The provider's limit for its peak memory, in MiB. With one page of a list it needs about 115. The objects
+/// of all pages would add 75.
 const MAX_MIB: u64 = 150;
 
-/// The memory at its peak, in MiB, of the provider that was started with a drivers file:
-/// it is the child of a shell.
+/// The peak memory, in MiB, of the provider with this drivers file. It is a shell's child.
 fn peak_mib(drivers: &Path) -> Result<u64> {
     let drivers = drivers.to_str().context("a path that is no text")?;
     let of_provider = |folder: &Path| {
@@ -37,7 +36,7 @@ fn peak_mib(drivers: &Path) -> Result<u64> {
     Ok(kib.context("no peak")?.trim().parse::<u64>()? / 1024)
 }
 
-/// A tenant makes them without a Machine. A provider that is ready has listed and cached all of them.
+/// A tenant creates them without a Machine. A ready provider has listed and cached all of them.
 #[tokio::test]
 async fn the_largest_objects_do_not_fill_the_memory() -> Result<()> {
     let world = World::new("large").await?;
@@ -52,7 +51,7 @@ async fn the_largest_objects_do_not_fill_the_memory() -> Result<()> {
             "spec": {"providerSpec": {"vmPool": "x".repeat(SPEC_BYTES)}},
         })
     };
-    // Not as an InfraMachine: the provider's own type does not hold so much.
+    // Created without the type InfraMachine, which has a size limit.
     let machines = objects(&world, "infrastructure.capcmi.io", "v1alpha1", "InfraMachine");
     stream::iter(0..OBJECTS)
         .map(async |number| {

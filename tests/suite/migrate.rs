@@ -559,7 +559,7 @@ fn shell(world: &World, script: &str) -> Result<tokio::process::Command> {
 }
 
 /// CTL-06: the command is killed after each write, and run again. In the end all objects of the migration are
-/// gone and all VMs exist. Meanwhile no migration can start; afterwards one can.
+/// gone and all VMs exist. No other migration can start before that.
 #[tokio::test]
 async fn the_way_back_that_is_cut_off_after_every_write_is_taken_up_again() -> Result<()> {
     let (left, _provider) = Left::new("undo-cut").await?;

@@ -1,5 +1,5 @@
-//! `clusterctl move` to another management cluster: objects get new UIDs and lose their status, and
-//! the VMs stay whose they are.
+//! `clusterctl move` to another management cluster: objects get new UIDs and lose their status, and each VM
+//! keeps its machine.
 
 use std::collections::BTreeMap;
 
@@ -17,9 +17,9 @@ use crate::support::by_hand::{says, small};
 use crate::support::fleet::copy_bootstrap_secret;
 use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
 
-/// DRV-07, DRV-08, INI-08: identity and cluster id live in what is moved, so the provider at the target finds
-/// the VMs, makes none, and a machine that is made later belongs to the same cluster. INI-05: that a Node was
-/// freed of its taint is moved as well, and shown again.
+/// DRV-07, DRV-08, INI-08: the move includes identity and cluster id. The provider at the target finds the
+/// VMs and creates none. A later machine belongs to the same cluster. INI-05: the move also includes the
+/// record that a Node lost its taint, and the target shows it.
 #[tokio::test]
 async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<()> {
     let source = World::new("move").await?;
@@ -98,7 +98,7 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
     Ok(())
 }
 
-/// Waits until of every machine it is said that its Node does not have the not-ready taint.
+/// Waits until the status of every machine reports that its Node lacks the not-ready taint.
 async fn nodes_are_looked_at(fleet: &Fleet<'_>) -> Result<Vec<InfraMachine>> {
     eventually(DEADLINE, "Nodes that were looked at", async || {
         let machines = fleet.infra_machines().await?;

@@ -122,7 +122,7 @@ async fn clusterctl_moves_a_machine_whose_node_has_its_taint() -> Result<()> {
     removals(&source, 0).await
 }
 
-/// Bootstrap data with which Nodes register with these taints.
+/// Writes bootstrap data whose Nodes register with these taints.
 async fn registers_with(world: &World, taints: &[Taint]) -> Result<()> {
     let data = world
         .management

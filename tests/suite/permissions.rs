@@ -1,4 +1,4 @@
-//! The shipped permissions are what is used, no more and no less.
+//! The provider uses exactly the shipped permissions.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ use crate::{remediation, volume_drain};
 /// Group, resource and verb.
 type Permission = (String, String, String);
 
-/// OPS-11 in so far as nothing may be read that is not needed.
+/// OPS-11, for reads: only necessary permissions are granted.
 #[tokio::test]
 async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result<()> {
     let world = World::new("permissions").await?;
@@ -29,7 +29,7 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
     let provider = Provider::new(cloud.drivers(json!({})))
         .flag("--insecure-diagnostics=false")
         .flag("--leader-elect")
-        // Where it is shipped to: the Lease there is this case's alone.
+        // The shipped namespace of the Lease. Only this case uses it.
         .flag(format!(
             "--leader-elect-resource-namespace={}",
             testbed::NAMESPACE
@@ -42,7 +42,7 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
     let _kubelets = world.kubelets(&cloud);
     let fleet = Fleet::create(&world, "md", 1).await?;
     fleet.running(1).await?;
-    // What a driver answered is written on a fresh read where the object has changed meanwhile.
+    // The object changes during the call, so the provider reads it again before it writes the answer.
     cloud.fail(json!([{"operation": "CreateMachine", "machine": "again", "latencyMs": 2000}]))?;
     let again = ByHand::new(&world, "md", "again").create().await?;
     again
@@ -74,13 +74,13 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
         Ok(())
     })
     .await?;
-    // A lease is renewed by a patch, and handed over by an update.
+    // A replica renews its Lease by a patch, and releases it by an update.
     provider.process.terminate(DEADLINE).await?;
     uses_all_of(&world, &credential, &always()).await?;
     uses_no_more_than(&world, &credential, &always())
 }
 
-/// The role of an opt-in is what is used where it is on, beside what is always granted.
+/// An enabled opt-in uses exactly its role and the permissions that are always granted.
 #[tokio::test]
 async fn remediation_uses_every_permission_of_its_role_and_no_other() -> Result<()> {
     let world = World::new("permissions-restart").await?;
@@ -102,7 +102,7 @@ async fn remediation_uses_every_permission_of_its_role_and_no_other() -> Result<
     opt_in_uses(&world, &credential, rbac::REMEDIATION).await
 }
 
-/// As with remediation.
+/// Like the case for remediation.
 #[tokio::test]
 async fn volume_drain_uses_every_permission_of_its_role_and_no_other() -> Result<()> {
     let world = World::new("permissions-volumes").await?;
@@ -158,13 +158,14 @@ fn uses_no_more_than(world: &World, credential: &Credential, granted: &BTreeSet<
     Ok(())
 }
 
-/// Whether it is to list what is watched: API servers that stream a list take it for a watch.
+/// Whether the permission is to list a watched resource: API servers that stream lists count those as
+/// watches.
 fn is_of_a_watch((group, resource, verb): &Permission, granted: &BTreeSet<Permission>) -> bool {
     let watch = (group.clone(), resource.clone(), "watch".to_owned());
     verb == "list" && granted.contains(&watch)
 }
 
-/// What is granted without an opt-in.
+/// The permissions without an opt-in.
 fn always() -> BTreeSet<Permission> {
     let rules = [
         rbac::PROVIDER,
@@ -173,9 +174,9 @@ fn always() -> BTreeSet<Permission> {
         rbac::ADMISSION,
     ];
     let all = rules.into_iter().flatten().flat_map(permissions);
-    // The policies are there already. tests/manifests/admission.rs uses the rest.
+    // The policies exist already. tests/manifests/admission.rs uses the other permissions.
     all.filter(|(group, _, verb)| !group.starts_with("admissionregistration") || verb == "get")
-        // The admission policy asks for it, and the API server answers it by itself.
+        // Only the admission policy checks this one, inside the API server.
         .filter(|(_, resource, _)| !resource.ends_with(&format!("/{}", rbac::IDENTITY)))
         .collect()
 }
@@ -198,7 +199,8 @@ fn used(world: &World, credential: &Credential) -> Result<BTreeSet<Permission>> 
         .collect())
 }
 
-/// Without the ClusterRole that is aggregated to core's, core may not touch InfraMachines, and says so.
+/// Core needs the ClusterRole that is aggregated to its own one. Otherwise it reports that it may not write
+/// InfraMachines.
 #[tokio::test]
 async fn core_sets_owners_only_with_the_aggregated_role() -> Result<()> {
     const LABEL: &str = "cluster.x-k8s.io/aggregate-to-manager";

@@ -13,8 +13,8 @@ use crate::support::by_hand::{condition, says};
 use crate::support::world::run;
 use crate::support::{Authority, ByHand, Cloud, DEADLINE, Plugin, Provider, World};
 
-/// CMI-76, CMI-78, CMI-167, CMI-169, CLI-CR-14: an outage leaves machines alone that are up, and those that
-/// are not wait for its end.
+/// CMI-76, CMI-78, CMI-167, CMI-169, CLI-CR-14: an outage does not affect machines that are up, and the
+/// others wait for its end.
 #[tokio::test]
 async fn a_plugin_that_is_away_leaves_machines_alone_and_catches_up() -> Result<()> {
     let world = World::new("plugin-outage").await?;

@@ -149,7 +149,7 @@ fn a_misconfigured_provider_ends_at_once_and_names_file_and_field() -> Result<()
     Ok(())
 }
 
-/// A message may quote what a driver has said.
+/// A message may quote a driver.
 #[test]
 fn errors_escape_control_characters_and_keep_their_exit_code() -> Result<()> {
     let run = |stderr: Stdio| {

@@ -1,15 +1,15 @@
-//! The quickstart, as it runs without a terminal.
+//! The quickstart without a terminal.
 
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-/// It ends well, says what it does, and leaves no folder behind.
+/// It succeeds, prints its steps, and removes its folder.
 #[tokio::test]
 async fn the_quickstart_brings_up_three_machines_and_then_five() -> Result<()> {
     // The tests of an example are built with the tests; the example itself is not.
     let quickstart = testbed::program("examples/quickstart")?;
-    // A folder of its own for temporary files, so that what is left behind can be told from what others have.
+    // A separate folder for temporary files shows whether the quickstart leaves any.
     let folder = tempfile::tempdir()?;
     let mut command = Command::new(quickstart);
     command

@@ -1,5 +1,5 @@
-//! A remediation that the real `clusterctl move` takes along, with core's own controllers. `tests/world`
-//! proves the restarts, and `samples` that a MachineHealthCheck causes them.
+//! The real `clusterctl move` includes a remediation, with core's own controllers. `tests/world` tests the
+//! restarts, and `samples` tests that a MachineHealthCheck causes them.
 
 use anyhow::{Context, Result, ensure};
 use capcmi::admission::manifests::{self, Part};
@@ -16,14 +16,14 @@ use serde_json::{Value, json};
 use crate::support::fleet::{copy_bootstrap_secret, objects};
 use crate::support::{Cloud, DEADLINE, Fleet, MovePair, Provider, World};
 
-/// What the opt-in grants, to the provider and to core.
+/// Grants the opt-in's permissions to the provider and to core.
 pub async fn permitted(world: &World) -> Result<()> {
     let roles = manifests::stream(&[Part::Remediation])?;
     world.management.apply_yaml(&roles).await.map(drop)
 }
 
-/// Cluster, check, template and remediation move together. At the target the machine is still unhealthy, and
-/// is not restarted again. When the time of its Node is over, it is replaced.
+/// Cluster, check, template and remediation move together. At the target, the machine is still unhealthy, but
+/// the provider does not restart it again. It is replaced when its Node's time is over.
 #[tokio::test]
 async fn a_moved_health_check_counts_the_restarts_of_before() -> Result<()> {
     let pair = MovePair::start("check-move", Part::Remediation, |cloud| {
@@ -41,7 +41,7 @@ async fn a_moved_health_check_counts_the_restarts_of_before() -> Result<()> {
     fleet.running(2).await?;
     let vms = cloud.holds(2).await?;
     health_check(source, &json!({"retryLimit": 1, "timeoutSeconds": 3600})).await?;
-    // No guest comes back.
+    // No guest boots again.
     drop(kubelets);
     fall_silent(source, &vms[0]).await?;
     let name = &vms[0].name;
@@ -50,9 +50,11 @@ async fn a_moved_health_check_counts_the_restarts_of_before() -> Result<()> {
     source.move_to(target)?;
     restarting_once(target, name).await?;
     may_be_checked(target).await?;
-    // Cluster API has looked before it read Nodes, and would look again after ten minutes, or at a change.
+    // Cluster API's first check came before it could read Nodes. A change triggers the next check, which is
+    // due only in ten minutes.
     target.kubectl(&["annotate", "machinehealthcheck", "check", "look=again"])?;
-    // A Machine that has its remediation is not told anew that it is sick: the check's own count shows it.
+    // Cluster API does not mark a Machine again while its remediation exists, so the case reads the check's
+    // own count.
     let checks = objects(target, "cluster.x-k8s.io", "v1beta2", "MachineHealthCheck");
     eventually(DEADLINE, "a check that finds one of two sick", async || {
         let status = checks.get("check").await?.data["status"].clone();
@@ -87,7 +89,7 @@ async fn a_moved_health_check_counts_the_restarts_of_before() -> Result<()> {
     restarts(cloud, &vms[1].name, 0).await
 }
 
-/// Leaves the Node of a remediation's Machine no time to come back.
+/// Ends the time for the Node of a remediation's Machine.
 pub fn no_time_is_left(world: &World, name: &str) -> Result<()> {
     let over = json!({"spec": {"strategy": {"timeoutSeconds": 1}}}).to_string();
     let kind = "inframachineremediation";
@@ -96,7 +98,7 @@ pub fn no_time_is_left(world: &World, name: &str) -> Result<()> {
         .map(drop)
 }
 
-/// A remediation as a MachineHealthCheck makes it.
+/// A remediation, as a MachineHealthCheck creates it.
 pub fn request(world: &World, machine: &DynamicObject, spec: &Value) -> Value {
     let name = machine.name_any();
     json!({
@@ -113,7 +115,7 @@ pub fn request(world: &World, machine: &DynamicObject, spec: &Value) -> Value {
     })
 }
 
-/// Waits until a remediation says that the VM was restarted once.
+/// Waits until a remediation reports one restart of the VM.
 async fn restarting_once(world: &World, name: &str) -> Result<()> {
     eventually(DEADLINE, "a restart that is shown", async || {
         let found = remediation(world, name).await?.context("no remediation")?;
@@ -127,7 +129,7 @@ async fn restarting_once(world: &World, name: &str) -> Result<()> {
     .await
 }
 
-/// Waits until a VM was restarted so often.
+/// Waits until a VM was restarted this number of times.
 pub async fn restarts(cloud: &Cloud, machine: &str, times: usize) -> Result<()> {
     eventually(DEADLINE, "the restarts", async || {
         let calls = cloud.count(Operation::RestartMachine, machine)?;
@@ -155,7 +157,7 @@ pub async fn replaced(world: &World, name: &str) -> Result<()> {
     .await
 }
 
-/// Waits for the event that says why a Machine is left to its owner.
+/// Waits for the event with the reason why a Machine is left to its owner.
 pub async fn event(world: &World, name: &str, reason: &str) -> Result<()> {
     let events = objects(world, "events.k8s.io", "v1", "Event");
     eventually(DEADLINE, "an event that says why", async || {
@@ -172,7 +174,7 @@ pub async fn event(world: &World, name: &str, reason: &str) -> Result<()> {
     .await
 }
 
-/// What the node lifecycle controller says of a kubelet that it does not hear any more.
+/// Sets the condition that the node lifecycle controller reports for a silent kubelet.
 pub async fn fall_silent(world: &World, vm: &Vm) -> Result<()> {
     let now = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let silent = json!({"status": {"conditions": [{
@@ -186,8 +188,8 @@ pub async fn fall_silent(world: &World, vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// A MachineHealthCheck on silent Nodes that restarts by this strategy; returns when it has looked at two
-/// machines.
+/// Creates a MachineHealthCheck on silent Nodes, with this strategy for restarts. Waits until it has checked
+/// two machines.
 async fn health_check(world: &World, strategy: &Value) -> Result<()> {
     may_be_checked(world).await?;
     let template = json!({
@@ -221,7 +223,7 @@ async fn health_check(world: &World, strategy: &Value) -> Result<()> {
     .await
 }
 
-/// Waits until Cluster API reads the Nodes of the Cluster.
+/// Waits until Cluster API can read the Nodes of the Cluster.
 async fn may_be_checked(world: &World) -> Result<()> {
     let clusters = objects(world, "cluster.x-k8s.io", "v1beta2", "Cluster");
     eventually(DEADLINE, "a Cluster that may be health checked", async || {
@@ -250,7 +252,7 @@ pub fn uids(machines: &[DynamicObject]) -> Vec<String> {
     all
 }
 
-/// A condition of an object of Cluster API.
+/// A condition of a Cluster API object.
 pub fn of(object: &DynamicObject, type_: &str) -> Value {
     let all = object.data["status"]["conditions"].as_array();
     all.into_iter()

@@ -1,4 +1,4 @@
-//! The files of `config/samples` that no other case applies.
+//! The files in `config/samples` that no other case applies.
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::support::by_hand::small;
 use crate::support::fleet::objects;
 use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
 
-/// Applies a sample for the Cluster `my-cluster`, in other words.
+/// Applies a sample for the Cluster `my-cluster`, with some words replaced.
 fn apply(world: &World, sample: &str, words: &[(&str, &str)]) -> Result<()> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("config/samples")
@@ -42,7 +42,7 @@ fn phase(machine: &DynamicObject) -> &str {
     machine.data["status"]["phase"].as_str().unwrap_or_default()
 }
 
-/// A machine that waits for a quota is no sick one: what took its place would wait as well.
+/// A machine that waits for a quota must not count as unhealthy, since its replacement would wait as well.
 #[tokio::test]
 async fn the_sample_health_check_replaces_a_vanished_vm_and_no_waiting_machine() -> Result<()> {
     let world = World::new("sample-check").await?;
@@ -75,7 +75,7 @@ async fn the_sample_health_check_replaces_a_vanished_vm_and_no_waiting_machine()
         ("timeoutSeconds: 300", "timeoutSeconds: 1"),
     ];
     apply(&world, "machine-health-check.yaml", &second)?;
-    // A machine that waits has no Node: no timeout of it may replace the machine, and no condition of it.
+    // A waiting machine has no Node, so no timeout or condition of the check may replace it.
     let checks = objects(&world, "cluster.x-k8s.io", "v1beta2", "MachineHealthCheck");
     for check in checks.list(&ListParams::default()).await?.items {
         let checks = &check.data["spec"]["checks"];
@@ -106,8 +106,8 @@ async fn the_sample_health_check_replaces_a_vanished_vm_and_no_waiting_machine()
     Ok(())
 }
 
-/// The machine is restarted and keeps its VM. When no guest comes back, it is replaced after as many restarts
-/// as the sample allows.
+/// The machine is restarted and keeps its VM. If no guest boots again, it is replaced after the sample's
+/// number of restarts.
 #[tokio::test]
 async fn the_sample_remediation_restarts_a_silent_vm_before_it_is_replaced() -> Result<()> {
     let world = World::new("sample-restart").await?;
@@ -116,7 +116,7 @@ async fn the_sample_remediation_restarts_a_silent_vm_before_it_is_replaced() -> 
     let provider = Provider::new(cloud.drivers(json!({})));
     let _provider = provider.flag("--enable-remediation").start(&world).await?;
     let kubelets = world.kubelets(&cloud);
-    // Of two machines, one that is sick would be more than the sample allows.
+    // With two machines, a single unhealthy one would exceed the sample's limit.
     let fleet = Fleet::create(&world, "md", 3).await?;
     let before = uids(&fleet.running(3).await?);
     let vms = cloud.holds(3).await?;
@@ -129,7 +129,7 @@ async fn the_sample_remediation_restarts_a_silent_vm_before_it_is_replaced() -> 
     fall_silent(&world, &vms[0]).await?;
     let name = &vms[0].name;
     restarts(&cloud, name, 1).await?;
-    // Not on the Machine: that may be healthy before it can be said there.
+    // The case reads the event, since the Machine may become healthy before it has the condition.
     event(&world, name, reason::RESTARTED).await?;
     // The guest boots, and its kubelet registers again.
     eventually(DEADLINE, "a Machine that is healthy again", async || {
@@ -152,7 +152,7 @@ async fn the_sample_remediation_restarts_a_silent_vm_before_it_is_replaced() -> 
     let ids = |vms: &[Vm]| vms.iter().map(|vm| vm.id).collect::<Vec<_>>();
     ensure!(ids(&cloud.holds(3).await?) == ids(&vms), "a VM was replaced");
 
-    // No guest comes back.
+    // No guest boots again.
     drop(kubelets);
     let hopeless = &vms[1].name;
     fall_silent(&world, &vms[1]).await?;
@@ -172,7 +172,7 @@ async fn the_sample_remediation_restarts_a_silent_vm_before_it_is_replaced() -> 
     restarts(&cloud, &vms[2].name, 0).await
 }
 
-/// INI-02: a Node that registers with one taint and is freed of another takes no Pods for ever.
+/// INI-02: if a Node registers with one taint but loses another, it never takes Pods.
 #[tokio::test]
 async fn the_sample_not_ready_taint_is_registered_and_removed_by_one_key() -> Result<()> {
     let world = World::new("sample-taint").await?;
@@ -194,7 +194,7 @@ async fn the_sample_not_ready_taint_is_registered_and_removed_by_one_key() -> Re
     Ok(())
 }
 
-/// The autoscaler itself does not run here: what it reads is there, and it may read it.
+/// The autoscaler itself does not run here. The case checks that all objects it reads exist and are readable.
 #[tokio::test]
 async fn the_sample_autoscaler_from_zero_finds_all_that_it_reads() -> Result<()> {
     let world = World::new("sample-zero").await?;

@@ -1,10 +1,10 @@
-//! The soak: `make soak`, which is no part of the gate. Two replicas, a plugin and the API server are killed
-//! at random while machines are made, changed, replaced and deleted, and the cloud's journal tells whether
-//! one was lost or made twice.
+//! The soak: `make soak`, which does not belong to the gate. It kills two replicas, a plugin and the API
+//! server at random while machines are created, changed, replaced and deleted. The cloud's journal shows
+//! whether a VM was lost or created twice.
 //!
-//! `SOAK_SECONDS` is how long (600), `SOAK_SEED` what to repeat: the choice of actions, not the moment at
-//! which each strikes. `SOAK_ORPHANS=delete` lets the provider delete orphans, as eagerly as it can: a
-//! machine that loses its VM is reported all the same, but a VM that is lost is cleared away.
+//! `SOAK_SECONDS` is the duration (600). `SOAK_SEED` repeats the choice of actions, but not their timing.
+//! With `SOAK_ORPHANS=delete` the provider deletes orphans as early as it can. A machine that loses its VM is
+//! still reported, but a lost VM is deleted.
 
 mod chaos;
 mod dice;
@@ -32,12 +32,12 @@ use crate::support::{Cloud, Plugin, World};
 const SECONDS: &str = "SOAK_SECONDS";
 const SEED: &str = "SOAK_SEED";
 const ORPHANS: &str = "SOAK_ORPHANS";
-/// How long all may take to be as it is wanted once nothing goes wrong any more: the longest wait between two
-/// tries, and the rollout of a whole deployment.
+/// How long the Clusters may take to converge after the last failure: the longest wait between two attempts,
+/// and the rollout of a whole deployment.
 const CONVERGENCE: Duration = Duration::from_mins(8);
-/// How long the end of everything may take.
+/// How long the deletion of everything may take.
 const END: Duration = Duration::from_mins(6);
-/// How long nothing may come back after the end: longer than a create may be on its way.
+/// How long nothing may reappear after the deletion: longer than a late create can take.
 const QUIET: Duration = Duration::from_secs(12);
 
 /// DRV-12, CLI-CR-04, CLI-CR-14
@@ -82,8 +82,8 @@ async fn soak(world: &World, long: Duration, seed: u64) -> Result<()> {
     let config = cloud.config(json!({
         "bootSeconds": 0.5, "bootJitterSeconds": 1, "deleteSeconds": 1, "deleteWaitSeconds": 3,
         "hideNewSeconds": 0.5, "consistencyWindowSeconds": 1,
-        // In every life of the plugin, whatever else goes wrong: some answers of creates are lost, and some
-        // creates are carried out when no call waits for them any more.
+        // Applied in every life of the plugin: some answers of creates are lost, and some creates take effect
+        // when no call waits for them.
         "faults": [
             {"operation": "CreateMachine", "after": 1, "count": 1, "hang": "after"},
             {"operation": "CreateMachine", "after": 2, "count": 2, "loseResponse": "Unavailable"},
@@ -110,7 +110,7 @@ async fn soak(world: &World, long: Duration, seed: u64) -> Result<()> {
         .flag("--leader-elect-lease-duration=6s")
         .flag("--leader-elect-renew-deadline=4s")
         .flag("--leader-elect-retry-period=500ms");
-    // A VM of a Cluster that is unknown here: it has to be there in the end.
+    // A VM of an unknown Cluster. It must survive the soak.
     let stranger = cloud
         .console()?
         .plant(PlantedVm::new("elsewhere", "stranger", "stranger"))?;
@@ -183,8 +183,7 @@ async fn soak(world: &World, long: Duration, seed: u64) -> Result<()> {
     report(&chaos, &cloud, converged, took)
 }
 
-/// Holds that every Cluster has what is wanted, and that there is no VM besides;
-/// gives the number of machines.
+/// Checks that every Cluster has its machines, and that no other VM exists. Returns the number of machines.
 async fn all_is_there(chaos: &Chaos<'_>, others: &BTreeSet<String>) -> Result<usize> {
     let mut ids = others.clone();
     for fleet in &chaos.wanted {
@@ -206,7 +205,7 @@ fn no_vm_but(cloud: &Cloud, ids: &BTreeSet<String>) -> Result<()> {
     Ok(())
 }
 
-/// The figures of a soak that went well.
+/// Prints the figures of a successful soak.
 fn report(chaos: &Chaos<'_>, cloud: &Cloud, converged: Duration, ended: Duration) -> Result<()> {
     println!("soak: done at random:");
     for (what, times) in &chaos.done {
@@ -232,7 +231,7 @@ fn report(chaos: &Chaos<'_>, cloud: &Cloud, converged: Duration, ended: Duration
             seen"
     );
     println!("soak: as wanted after {converged:.1?}; nothing left {ended:.1?} after the delete");
-    // One was planted.
+    // One VM was planted.
     if creates < 2 || late == 0 || comparisons == 0 {
         bail!("nothing happened, so nothing is shown");
     }

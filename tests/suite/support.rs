@@ -1,9 +1,9 @@
-//! A management cluster with this provider installed as it is shipped, and what the cases need around it.
+//! A management cluster with this provider, and helpers for the cases.
 //!
-//! Cases share a management cluster, most of them one whose core is quick (see [`World`]); a few have one of
-//! their own. Each has a namespace, a simulated cloud and a provider process of its own, which runs as the
-//! shipped ServiceAccount with the shipped roles and looks at that namespace alone. The cloud's driver is
-//! part of the provider's process, or a plugin in its own.
+//! Cases share a management cluster with a quick core (see [`World`]), and a few have a separate one. Each
+//! case has a namespace, a simulated cloud and a provider process. The provider uses the shipped
+//! ServiceAccount and roles, and watches only that namespace. The cloud's driver runs inside the provider's
+//! process, or as a plugin.
 
 pub mod audit;
 pub mod authority;
@@ -45,6 +45,6 @@ pub use world::World;
 
 use std::time::Duration;
 
-/// How long anything may take that is not known to take longer. Far above what is usual: a busy
-/// machine must not fail a case.
+/// How long a step may take, unless it is known to take longer. It is far above the usual time, so that a
+/// busy machine does not fail a case.
 pub const DEADLINE: Duration = Duration::from_mins(4);

@@ -1,5 +1,5 @@
-//! Pods with persistent volumes, evicted one after the other before Cluster API drains their Node. The case
-//! plays the kubelet and the attach-detach controller: it ends pods and detaches volumes.
+//! Pods with persistent volumes are evicted one after the other, before Cluster API drains their Node. The
+//! case replaces the kubelet and the attach-detach controller: it ends pods and detaches volumes.
 
 use anyhow::{Result, ensure};
 use capcmi::admission::manifests::{self, Part};
@@ -18,16 +18,16 @@ use crate::support::by_hand::{event, message, says, small};
 use crate::support::fleet::objects;
 use crate::support::{Backing, ByHand, Cloud, DEADLINE, Fleet, Provider, World};
 
-/// What the opt-in grants.
+/// Grants the opt-in's permissions.
 pub async fn permitted(world: &World) -> Result<()> {
     let role = manifests::stream(&[Part::VolumeDrain])?;
     world.management.apply_yaml(&role).await.map(drop)
 }
 
-/// CTL-05: a CSI volume of the driver's, one that only the driver can name, and two that it can't, of which
-/// one is of before CSI and attached by the CSI driver that has taken over. Core copies the annotation from
-/// the MachineDeployment, or from the InfraMachineTemplate, and deletes the Machine. `tests/world` has the
-/// rest of the volume drain.
+/// CTL-05: four volumes. One is a CSI volume of the driver, and only the driver can name the second. It can
+/// name neither of the others: a foreign CSI volume, and an in-tree volume that a CSI driver has attached.
+/// Core copies the annotation from the MachineDeployment or the InfraMachineTemplate, and deletes the
+/// Machine. `tests/world` has the other cases of the volume drain.
 #[tokio::test]
 async fn core_drains_a_node_once_the_volumes_of_each_evicted_pod_have_left() -> Result<()> {
     let world = World::new("volumes").await?;
@@ -98,7 +98,7 @@ async fn core_drains_a_node_once_the_volumes_of_each_evicted_pod_have_left() -> 
         node.leaving(&[]).await?;
         node.attach(&rest).await?;
     }
-    // Cluster API drains what is left.
+    // Cluster API drains the other pods.
     hook(&world, &name, false).await?;
     for pod in ["without", "daemon"] {
         node.ends(pod).await?;
@@ -112,7 +112,7 @@ async fn core_drains_a_node_once_the_volumes_of_each_evicted_pod_have_left() -> 
     event(&world, &name, reason::VOLUMES_DRAINED).await.map(drop)
 }
 
-/// A machine whose InfraMachineTemplate has the annotation gets the hook.
+/// A machine gets the hook if its InfraMachineTemplate has the annotation.
 async fn opted_in_by_its_template(world: &World) -> Result<()> {
     world.cluster("by-template").await?;
     let fleet = Fleet::of(world, "by-template");
@@ -134,7 +134,7 @@ async fn opted_in_by_its_template(world: &World) -> Result<()> {
     fleet.gone().await
 }
 
-/// A machine of the Cluster `one` that asks for it, and its Node.
+/// A machine of the Cluster `one` with the annotation, and its Node.
 pub async fn drained(world: &World, name: &str, time: &str) -> Result<(ByHand, NodeOfCase)> {
     let machine = ByHand::new(world, "one", name)
         .infra("/metadata/annotations", json!({annotations::VOLUME_DRAIN: time}))
@@ -147,7 +147,7 @@ pub async fn drained(world: &World, name: &str, time: &str) -> Result<(ByHand, N
     Ok((machine, node))
 }
 
-/// Waits until Cluster API has found the Node of a Machine: it drains none that it does not know.
+/// Waits until Cluster API has found the Node of a Machine, since it drains only known Nodes.
 async fn has_node(world: &World, name: &str) -> Result<()> {
     let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
     eventually(DEADLINE, "a Machine with a Node", async || {
@@ -162,7 +162,7 @@ async fn has_node(world: &World, name: &str) -> Result<()> {
     .await
 }
 
-/// Two pods with a volume each, which are attached.
+/// Creates two pods with one attached volume each.
 pub async fn two_volumes(node: &NodeOfCase) -> Result<[&'static str; 2]> {
     for claim in ["a", "b"] {
         let source =
@@ -178,7 +178,7 @@ pub async fn two_volumes(node: &NodeOfCase) -> Result<[&'static str; 2]> {
     Ok(volumes)
 }
 
-/// Waits until the Machine has the hook, or has it no more.
+/// Waits until the Machine has the hook, or no longer has it.
 async fn hook(world: &World, name: &str, is_there: bool) -> Result<()> {
     let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
     let what = if is_there { "a hook" } else { "no hook" };
@@ -192,7 +192,7 @@ async fn hook(world: &World, name: &str, is_there: bool) -> Result<()> {
     .await
 }
 
-/// Waits until the condition says that it is waited for this.
+/// Waits until the condition reports a wait for this.
 async fn waits_for(world: &World, name: &str, what: &[&str]) -> Result<()> {
     let machines = crate::support::by_hand::infra_machines(world);
     eventually(DEADLINE, &format!("a wait for {what:?}"), async || {
@@ -205,7 +205,7 @@ async fn waits_for(world: &World, name: &str, what: &[&str]) -> Result<()> {
     .await
 }
 
-/// A Node, with pods of a namespace of the case's.
+/// A Node, with pods in a namespace of the case.
 pub struct NodeOfCase {
     client: Client,
     namespace: String,
@@ -229,7 +229,7 @@ impl NodeOfCase {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// A PersistentVolume with this source, and the claim that it is bound to.
+    /// Creates a PersistentVolume with this source, and a claim that is bound to it.
     async fn volume(&self, claim: &str, source: Value) -> Result<()> {
         let name = format!("{}-{claim}", self.namespace);
         let mut spec = source;
@@ -252,7 +252,7 @@ impl NodeOfCase {
         Ok(())
     }
 
-    /// A pod that runs on the Node, with these claims and metadata.
+    /// Creates a pod on the Node, with these claims and metadata.
     async fn pod(&self, name: &str, claims: &[&str], mut metadata: Value) -> Result<()> {
         metadata["name"] = json!(name);
         metadata["namespace"] = json!(self.namespace);
@@ -274,7 +274,7 @@ impl NodeOfCase {
         Ok(())
     }
 
-    /// Says that these volumes are attached, and no others.
+    /// Reports exactly these volumes as attached.
     pub async fn attach(&self, volumes: &[&str]) -> Result<()> {
         let attached = volumes.iter().map(|name| json!({"name": name, "devicePath": ""}));
         let status = json!({"status": {"volumesAttached": attached.collect::<Vec<_>>()}});
@@ -284,7 +284,7 @@ impl NodeOfCase {
         Ok(())
     }
 
-    /// Waits until these pods, and no others, are on their way out.
+    /// Waits until exactly these pods are terminating.
     pub async fn leaving(&self, names: &[&str]) -> Result<()> {
         eventually(DEADLINE, &format!("{names:?} on their way out"), async || {
             let pods = self.pods().list(&ListParams::default()).await?.items;
@@ -299,7 +299,7 @@ impl NodeOfCase {
         .await
     }
 
-    /// The kubelet says that a pod has ended.
+    /// Ends a pod, like the kubelet.
     pub async fn ends(&self, name: &str) -> Result<()> {
         let now = DeleteParams::default().grace_period(0);
         self.pods().delete(name, &now).await?;

@@ -1,5 +1,5 @@
-//! What is to be seen of a failure, in the words that every run has in common, held against what is recorded
-//! in the repository: the tables of docs/reference/failures.md are made from that.
+//! The visible signs of a failure, without parts that differ in each run. They are compared with the records
+//! in the repository. The tables of docs/reference/failures.md are made from the records.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,28 +18,28 @@ use crate::support::provider::Replica;
 use crate::support::shown::{column, describe};
 use crate::support::{DEADLINE, World};
 
-/// Set, what is seen is recorded; else it has to be what is recorded.
+/// If this variable is set, the signs are recorded instead of compared.
 const RECORD: &str = "CAPCMI_RECORD_FAILURES";
 
-/// A failure, and what is to be seen of it.
+/// A failure and its visible signs.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Seen {
-    /// The failure, as an operator would say it.
+    /// The failure in an operator's words.
     pub failure: String,
-    /// The table that it belongs into.
+    /// The table of the failure.
     pub when: String,
-    /// What `kubectl get -o wide` says of the object.
+    /// The columns of `kubectl get -o wide`.
     pub kubectl: Shown,
-    /// Conditions besides `Ready` that are not as they should be, which `kubectl describe` shows.
+    /// Abnormal conditions other than `Ready`, as in `kubectl describe`.
     pub conditions: Vec<String>,
-    /// Warnings about the object.
+    /// Warning events about the object.
     pub events: Vec<String>,
     /// Lines of the log at its default level.
     pub log: Vec<String>,
     /// Samples of /metrics.
     pub metrics: Vec<String>,
-    /// What `capcmi describe machine` says is to be done; of other objects it has no page.
+    /// The next steps from `capcmi describe machine`. Other objects have no page.
     pub next: Vec<String>,
 }
 
@@ -47,7 +47,7 @@ pub struct Seen {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Shown {
-    /// It has one.
+    /// The object has a row.
     #[serde(rename_all = "camelCase")]
     Row {
         ready: String,
@@ -55,7 +55,7 @@ pub enum Shown {
         message: String,
         reachable: String,
         paused: String,
-        /// Whether there is a time of the next try.
+        /// Whether the column for the next try has a time.
         next_try: bool,
     },
     /// The object is gone.
@@ -64,25 +64,25 @@ pub enum Shown {
     Unanswered,
 }
 
-/// What a case has caused.
+/// A failure that a case has caused.
 #[derive(Clone, Copy)]
 pub struct Failure<'a> {
     /// Name of the record.
     pub name: &'a str,
-    /// What fails.
+    /// The failing object.
     pub subject: Subject<'a>,
 }
 
-/// What fails.
+/// The failing object, or the API server.
 #[derive(Clone, Copy)]
 pub enum Subject<'a> {
-    /// An object of this name.
+    /// An object with this name.
     Object(Kind, &'a str),
-    /// The API server, so that no object can be looked at.
+    /// The API server. No object can be read.
     ApiServer,
 }
 
-/// The kinds of the provider whose objects say how they are.
+/// The provider's kinds with a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     Machine,
@@ -99,7 +99,7 @@ impl Kind {
         }
     }
 
-    /// The columns of kubectl that not every kind has.
+    /// Whether the kind has this optional kubectl column.
     fn has(self, column: &str) -> bool {
         match self {
             Self::Machine => true,
@@ -108,7 +108,7 @@ impl Kind {
         }
     }
 
-    /// The fields of the log by which its lines are about an object.
+    /// The log fields that name an object.
     const fn fields(self) -> &'static [&'static str] {
         match self {
             Self::Machine => &["machine"],
@@ -122,15 +122,15 @@ const REACHABLE: &str = "REACHABLE";
 const PAUSED: &str = "PAUSED";
 const NEXT_TRY: &str = "NEXT TRY";
 
-/// Where the records are.
+/// The folder of the records.
 pub fn records() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/suite/failures/records")
 }
 
-/// Waits until all that is to be seen of each failure is what is recorded of it; or records it.
+/// Waits until the signs of each failure match its record, or records them.
 ///
-/// What is seen comes one after the other, and a busy computer takes longer: each look is at all of it, and
-/// the last one counts. One look is at all failures.
+/// Signs appear one after the other, and later on a busy computer. Each attempt reads all signs of all
+/// pending failures.
 pub async fn hold_against_records(world: &World, provider: &Replica, failures: &[Failure<'_>]) -> Result<()> {
     if std::env::var_os(RECORD).is_some() {
         let mut before = look(world, provider, failures).await?;
@@ -182,7 +182,7 @@ impl Failure<'_> {
     }
 }
 
-/// All that is to be seen of failures now.
+/// The current signs of failures.
 async fn look(world: &World, provider: &Replica, failures: &[Failure<'_>]) -> Result<Vec<Seen>> {
     let kinds: BTreeSet<_> = failures
         .iter()
@@ -208,7 +208,7 @@ async fn look(world: &World, provider: &Replica, failures: &[Failure<'_>]) -> Re
     failures.iter().map(look).collect()
 }
 
-/// What kubectl, log and metrics show at one time. kubectl is asked once for all objects of a kind.
+/// The output of kubectl, log and metrics at one time. kubectl runs once for each kind.
 struct Shows {
     /// The rows, and the objects.
     kinds: BTreeMap<Kind, (String, Value)>,
@@ -313,7 +313,7 @@ impl Shows {
     }
 }
 
-/// The titles and the row of one object.
+/// The title row and the row of one object.
 fn row_of(rows: &str, name: &str) -> Result<String> {
     let titles = rows.lines().next().context("kubectl printed nothing")?;
     let mut rows = rows.lines().skip(1);
@@ -322,7 +322,7 @@ fn row_of(rows: &str, name: &str) -> Result<String> {
     Ok(format!("{titles}\n{row}"))
 }
 
-/// Conditions that are not as they should be, without what `Ready` says in the same words.
+/// Abnormal conditions, without those that repeat the message of `Ready`.
 fn abnormal(object: &Value, in_common: &impl Fn(&str) -> String) -> Vec<String> {
     let conditions = object["status"]["conditions"].as_array();
     let text = |condition: &Value, key: &str| condition[key].as_str().unwrap_or_default().to_owned();
@@ -351,7 +351,7 @@ fn abnormal(object: &Value, in_common: &impl Fn(&str) -> String) -> Vec<String> 
     shown
 }
 
-/// Reason and message of the warnings about an object.
+/// Reason and message of the warning events about an object.
 fn warnings(list: &Value, kind: Kind, name: &str) -> Result<BTreeSet<(String, String)>> {
     let text = |event: &Value, key: &str| event[key].as_str().unwrap_or_default().to_owned();
     let items = list["items"].as_array().context("a list of events")?;
@@ -365,7 +365,7 @@ fn warnings(list: &Value, kind: Kind, name: &str) -> Result<BTreeSet<(String, St
         .collect())
 }
 
-/// The warnings of the log about an object: what is said, code and condition.
+/// The log's warnings about an object: message, code and condition.
 fn lines_of(log: &str, kind: Kind, name: &str) -> BTreeSet<String> {
     let about = |line: &str| {
         let mut marks = kind.fields().iter().map(|field| format!(" {field}=\"{name}\""));
@@ -390,7 +390,7 @@ fn lines_of(log: &str, kind: Kind, name: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// What the log says at its default level of an API server that does not answer, without why.
+/// The log's message about an API server that does not answer, at the default level and without the cause.
 fn outage_lines(log: &str) -> BTreeSet<String> {
     const SAID: &str = "the API server does not answer";
     let told = log.lines().filter(|line| is_warning(line) && line.contains(SAID));
@@ -401,12 +401,12 @@ fn is_warning(line: &str) -> bool {
     line.contains(" WARN ") || line.contains(" ERROR ")
 }
 
-/// The labels that the samples of an object may have: those of another one of the case are not its own.
+/// The labels in the samples of an object. They exclude the samples of other objects in the case.
 struct Labels {
     phases: &'static [&'static str],
-    /// None where any will do: machines of several drivers share an InfraCluster.
+    /// `None` for any driver: machines of several drivers share an InfraCluster.
     drivers: Option<Vec<String>>,
-    /// Whether a driver was called, as far as the object says.
+    /// Whether the object shows that a driver was called.
     was_called: bool,
 }
 
@@ -440,7 +440,7 @@ impl Labels {
     }
 }
 
-/// The phases that a machine may be counted in.
+/// The phases in the metrics that may include a machine.
 fn phases(machine: &Value) -> &'static [&'static str] {
     if machine["metadata"]["deletionTimestamp"].is_string() {
         &["Deleting"]
@@ -451,8 +451,7 @@ fn phases(machine: &Value) -> &'static [&'static str] {
     }
 }
 
-/// The samples that show the failure of an object with one of these reasons, and what is wrong with its
-/// driver.
+/// The samples that show an object's failure with one of these reasons, or a failure of its driver.
 fn samples(text: &str, namespace: &str, labels: &Labels, reasons: &BTreeSet<String>) -> Vec<String> {
     let shows = |name: &str, value: f64| {
         let has = |label: &str, text: &str| name.contains(&format!("{label}=\"{text}\""));
@@ -469,7 +468,7 @@ fn samples(text: &str, namespace: &str, labels: &Labels, reasons: &BTreeSet<Stri
             "capcmi_orphans" => value > 0.0 && labels.phases.is_empty(),
             "capcmi_driver_reachable" => value < 1.0,
             "capcmi_driver_breakers" | "capcmi_driver_capacity_queue" => value > 0.0,
-            // In passing, other machines wait as well.
+            // Other machines may wait as well for a moment.
             "capcmi_driver_queue" => value > 0.0 && reasons.contains("WaitingForDriver"),
             _ => false,
         }
@@ -480,7 +479,7 @@ fn samples(text: &str, namespace: &str, labels: &Labels, reasons: &BTreeSet<Stri
         .filter(|(name, value)| shows(name, *value))
         .map(|(name, value)| {
             let name = name.replace(&format!(",namespace=\"{namespace}\""), "");
-            // How many there are is the business of the case.
+            // The exact number depends on the case.
             if value > 0.0 { name } else { format!("{name} 0") }
         })
         .collect();
@@ -488,7 +487,7 @@ fn samples(text: &str, namespace: &str, labels: &Labels, reasons: &BTreeSet<Stri
     found
 }
 
-/// The section of a page that says what to do next.
+/// The next steps on a page.
 fn next_steps(page: &str) -> Vec<String> {
     page.lines()
         .skip_while(|line| !line.starts_with("What to do next"))
@@ -499,7 +498,7 @@ fn next_steps(page: &str) -> Vec<String> {
         .collect()
 }
 
-/// A text without what is another in every run: names of the case, places, ids, times and spans.
+/// A text without parts that differ in each run: names of the case, paths, ids, times and durations.
 fn in_common(text: &str, world: &World) -> String {
     let folder = world.folder.display().to_string();
     let text = text

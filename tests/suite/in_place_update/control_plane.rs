@@ -17,11 +17,11 @@ use super::{InPlace, ids, settled, tier};
 use crate::support::fleet::objects;
 use crate::support::{Authority, Backing, DEADLINE, Extension, Fleet, World};
 
-/// UPD-01, UPD-02: as a MachineDeployment, by other hooks. KubeadmControlPlane asks CanUpdateMachine for one
-/// Machine after the other, and writes the new spec into its InfraMachine; core calls UpdateMachine.
+/// UPD-01, UPD-02: like a MachineDeployment, but with other hooks. KubeadmControlPlane calls CanUpdateMachine
+/// for each Machine, and writes the new spec into its InfraMachine. Core calls UpdateMachine.
 #[tokio::test]
 async fn a_kubeadm_control_plane_is_updated_in_place_or_rolled() -> Result<()> {
-    // KubeadmControlPlane takes a second for each of its many steps otherwise.
+    // With rate limiting, KubeadmControlPlane would need a second for each of its many steps.
     let world = World::new("in-place-kcp").await?;
     let in_place = InPlace::of(world, Backing::InProcess, json!({})).await?;
     let (world, cloud) = (&in_place.world, &in_place.cloud);
@@ -61,17 +61,16 @@ async fn a_kubeadm_control_plane_is_updated_in_place_or_rolled() -> Result<()> {
     Extension::unregister(world).await
 }
 
-/// With fewer, KubeadmControlPlane creates a Machine before it would update one.
+/// With fewer, KubeadmControlPlane creates another Machine instead of updating one.
 const REPLICAS: usize = 3;
 
-/// A Cluster with a KubeadmControlPlane that has the name of the namespace, since its Machines and so its
-/// Nodes are called after it. The etcd is external, as far as the kubeadm providers ask: there is none in the
-/// VMs.
+/// A Cluster with a KubeadmControlPlane. It has the name of the namespace, since its Machines and Nodes
+/// derive their names from it. For the kubeadm providers, etcd is external: the VMs run nothing.
 async fn create(world: &World) -> Result<()> {
     etcd_certificates(world).await?;
     let workload = world.management.workload().await?;
     let mut secret = workload.kubeconfig_secret(&world.namespace, "cp");
-    // Otherwise KubeadmControlPlane takes it for its own, and would have to renew its certificate.
+    // Otherwise KubeadmControlPlane would own the Secret, and renew its certificate.
     secret.type_ = Some("Opaque".to_owned());
     let secrets = Api::namespaced(world.admin.clone(), &world.namespace);
     secrets.create(&PostParams::default(), &secret).await?;
@@ -99,7 +98,7 @@ async fn create(world: &World) -> Result<()> {
                     "certFile": "/etc/kubernetes/pki/apiserver-etcd-client.crt",
                     "keyFile": "/etc/kubernetes/pki/apiserver-etcd-client.key",
                 }}},
-                // kubeadm would write it.
+                // A real kubeadm would write this file.
                 "files": [{"path": BOOTSTRAP_KUBECONFIG, "content": kubeconfig}],
             },
         },
@@ -122,7 +121,7 @@ async fn create(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The Secrets that an operator with an external etcd makes.
+/// The Secrets that an operator creates for an external etcd.
 async fn etcd_certificates(world: &World) -> Result<()> {
     let authority = Authority::new()?;
     let files = (
@@ -167,7 +166,7 @@ async fn point_at(fleet: &Fleet<'_>, template: &str, provider_spec: Value) -> Re
     patched.map(drop).context("pointing at the new template")
 }
 
-/// KubeadmControlPlane replaces a Machine whose control plane is not well, also where its VM could be
+/// KubeadmControlPlane replaces a Machine while its control plane is unhealthy, even if its VM could be
 /// updated.
 async fn is_ready(world: &World) -> Result<()> {
     eventually(
@@ -194,8 +193,7 @@ fn control_planes(world: &World) -> Api<kube::api::DynamicObject> {
     )
 }
 
-/// What kubeadm and the kubelet's static Pods leave in the workload cluster, of Nodes whose names begin
-/// alike.
+/// Writes the objects of kubeadm and of static Pods into the workload cluster, for Nodes with a name prefix.
 struct Kubeadm {
     task: JoinHandle<()>,
 }
@@ -210,7 +208,7 @@ impl Kubeadm {
     fn start(workload: Client, prefix: &str) -> Self {
         let prefix = format!("{prefix}-");
         let follow = async move {
-            // The watch begins anew after an error, with what there is by then.
+            // After an error, the watch restarts with the current objects.
             let events = watcher::watcher(Api::<Node>::all(workload.clone()), watcher::Config::default());
             let mut events = std::pin::pin!(events.default_backoff());
             loop {
@@ -241,8 +239,8 @@ fn is_of(node: &Node, prefix: &str) -> bool {
 const COMPONENTS: [&str; 3] = ["kube-apiserver", "kube-controller-manager", "kube-scheduler"];
 const ROLE: &str = "node-role.kubernetes.io/control-plane";
 
-/// Label and taint come before the Pods: only as long as a Pod is missing does KubeadmControlPlane look again
-/// by itself.
+/// Sets label and taint before the Pods: KubeadmControlPlane reconciles periodically only while a Pod is
+/// missing.
 async fn joined(workload: &Client, node: &Node) -> Result<()> {
     let pods = Api::<Pod>::namespaced(workload.clone(), "kube-system");
     let last = pods.get_opt(&static_pod(COMPONENTS[2], node)).await?;

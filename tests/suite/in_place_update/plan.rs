@@ -1,5 +1,5 @@
-//! What `capcmi plan` prints and how it ends, beside the rollouts themselves: a process, and what it reads of
-//! extensions that Cluster API has discovered.
+//! The output and exit code of `capcmi plan`, compared with real rollouts. It runs as a process, and reads
+//! the extensions that Cluster API has discovered.
 
 use std::process::Output;
 

@@ -1,4 +1,4 @@
-//! What the soak does at random.
+//! The random actions of the soak.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,12 +15,12 @@ use crate::support::{Cloud, World};
 
 /// The most machines of a Cluster.
 const MAX_MACHINES: u32 = 6;
-/// The longest pause between two actions, and the longest time that what was killed stays away, milliseconds.
+/// The longest pause between two actions, and the longest downtime of a killed process, in milliseconds.
 const PAUSE: u32 = 2_000;
 const DOWN: u32 = 6_000;
-/// How often what was killed is looked after.
+/// How often killed processes are checked.
 const STEP: Duration = Duration::from_millis(100);
-/// How long the API server may take for what is asked of it.
+/// How long a request to the API server may take.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,14 +31,14 @@ enum Action {
     Scale,
     RollOut,
     DeleteMachine,
-    /// One that is on its way up: a create may be under way, or its answer lost.
+    /// Deletes a machine that is coming up: its create may be in progress, or its answer lost.
     DeleteYoung,
     UpdateMachine,
     Fail,
     Heal,
 }
 
-/// How likely each is.
+/// The weights of the actions.
 const ACTIONS: [(u32, Action); 10] = [
     (6, Action::KillReplica),
     (5, Action::KillPlugin),
@@ -52,7 +52,7 @@ const ACTIONS: [(u32, Action); 10] = [
     (2, Action::Heal),
 ];
 
-/// A world in which something happens every now and then.
+/// A world with random actions.
 pub struct Chaos<'a> {
     pub world: &'a World,
     pub cloud: &'a Cloud,
@@ -60,13 +60,13 @@ pub struct Chaos<'a> {
     pub wanted: Vec<Wanted<'a>>,
     pub parts: Parts,
     pub dice: Dice,
-    /// What was done, and how often.
+    /// The actions so far, and their counts.
     pub done: BTreeMap<String, usize>,
     pub started: Instant,
 }
 
 impl Chaos<'_> {
-    /// Does something at random until the time is over, or something is broken that must hold.
+    /// Acts at random until the time is over or an invariant is broken.
     pub async fn rage(&mut self, long: Duration) -> Result<()> {
         let end = Instant::now() + long;
         while Instant::now() < end {
@@ -82,7 +82,7 @@ impl Chaos<'_> {
         Ok(())
     }
 
-    /// Looks after the processes and at what must hold.
+    /// Restarts processes, and fails if an invariant is broken.
     pub async fn tend(&mut self) -> Result<()> {
         self.parts.keep().await?;
         let broken = self
@@ -94,7 +94,7 @@ impl Chaos<'_> {
         Ok(())
     }
 
-    /// Waits until `holds` does; gives how long that took.
+    /// Waits until `holds` succeeds. Returns its value and the time that it took.
     pub async fn until<T>(
         &mut self,
         deadline: Duration,
@@ -117,12 +117,12 @@ impl Chaos<'_> {
         }
     }
 
-    /// Nothing fails any more.
+    /// Ends all failures of the cloud.
     pub fn heal(&self) -> Result<()> {
         self.cloud.fail(json!([]))
     }
 
-    /// Says what happens, and how many machines and VMs there are.
+    /// Prints the text with the numbers of machines and VMs.
     pub fn say(&self, what: &str) {
         let seconds = self.started.elapsed().as_secs();
         let counts = self.observer.observations(|observations| {
@@ -154,14 +154,15 @@ impl Chaos<'_> {
                 text
             }
             Ok(Ok(None)) => return,
-            // The API server is away, or refuses for now: what is wanted is asked for again in the end.
+            // The API server is down, or refuses temporarily. The request is repeated at the end.
             Ok(Err(error)) => format!("{action:?} in vain: {}", error.root_cause()),
             Err(_) => format!("{action:?} in vain: no answer"),
         };
         self.say(&text);
     }
 
-    /// Does it; tells what was done, if anything was. The dice fall the same way whatever the world is like.
+    /// Performs an action. Returns its description, or `None` if it was not possible. It always takes the
+    /// same number of random values, so that a seed repeats the actions.
     async fn perform(&mut self, action: Action) -> Result<Option<String>> {
         let (one, two) = (self.dice.below(1 << 16), self.dice.below(1 << 16));
         let down = self.dice.millis(0, DOWN);
@@ -223,12 +224,12 @@ impl Chaos<'_> {
     }
 }
 
-/// The part of what is said that is the same every time.
+/// The first part of a description, which does not vary.
 fn name(text: &str) -> String {
     text.split(',').next().unwrap_or_default().to_owned()
 }
 
-/// What may go wrong in the cloud, a few times each, so that some calls go well.
+/// Failures of the cloud. Each occurs only a few times, so that some calls succeed.
 fn faults() -> Vec<(&'static str, Value)> {
     let every = |operations: &[&str], fault: Value| -> Value {
         operations

@@ -1,4 +1,4 @@
-//! What the soak asks Cluster API for, and whether it is there.
+//! The soak's requests to Cluster API, and checks of their results.
 
 use std::collections::BTreeSet;
 
@@ -14,20 +14,20 @@ use crate::support::by_hand::infra_machines;
 use crate::support::fleet::objects;
 use crate::support::{Cloud, Fleet, World};
 
-/// Where Cluster API says which template an object is made from.
+/// Cluster API's annotation with the template of an object.
 const CLONED_FROM: &str = "cluster.x-k8s.io/cloned-from-name";
 
-/// A Cluster with a MachineDeployment, as it is wanted.
+/// The wanted state of a Cluster with a MachineDeployment.
 pub struct Wanted<'a> {
     fleet: Fleet<'a>,
     world: &'a World,
-    /// How many machines.
+    /// The number of machines.
     pub replicas: u32,
     generation: u32,
 }
 
 impl<'a> Wanted<'a> {
-    /// Makes the Cluster and its MachineDeployment.
+    /// Creates the Cluster and its MachineDeployment.
     pub async fn create(world: &'a World, name: &str, replicas: u32) -> Result<Self> {
         let fleet = Fleet::create(world, name, replicas).await?;
         Ok(Self {
@@ -43,24 +43,24 @@ impl<'a> Wanted<'a> {
         &self.fleet.name
     }
 
-    /// Name of the template that its machines are to be made from.
+    /// Name of the current template.
     pub fn template(&self) -> String {
         format!("{}-{}", self.fleet.name, self.generation)
     }
 
-    /// Wants another number of machines.
+    /// Changes the number of machines.
     pub async fn scale(&mut self, replicas: u32) -> Result<()> {
         self.replicas = replicas;
         self.ask().await
     }
 
-    /// Wants the machines of another template.
+    /// Switches to a new template.
     pub async fn roll_out(&mut self) -> Result<()> {
         self.generation += 1;
         self.ask().await
     }
 
-    /// Asks for what is wanted; again, where an earlier wish did not reach the API server.
+    /// Writes the wanted state. Also used again if an earlier write did not reach the API server.
     pub async fn ask(&self) -> Result<()> {
         let name = self.template();
         let templates = objects(
@@ -76,7 +76,7 @@ impl<'a> Wanted<'a> {
         self.fleet.deployment(&name, self.replicas).await
     }
 
-    /// Holds that all is as it is wanted; gives the VMs that its machines name.
+    /// Checks that the state is as wanted. Returns the VMs of its machines.
     pub async fn is_there(&self, cloud: &Cloud) -> Result<BTreeSet<String>> {
         let wanted = usize::try_from(self.replicas)?;
         let machines = objects(self.world, "cluster.x-k8s.io", "v1beta2", "Machine");
@@ -107,7 +107,7 @@ impl<'a> Wanted<'a> {
         Ok(distinct)
     }
 
-    /// Holds that an InfraMachine is ready with a VM as it is wanted; gives the VM's id.
+    /// Checks that an InfraMachine is ready with a VM as wanted. Returns the VM's id.
     fn is_settled(&self, machine: &InfraMachine, vms: &[Vm]) -> Result<String> {
         let name = machine.name_any();
         ensure!(
@@ -146,7 +146,7 @@ impl<'a> Wanted<'a> {
         Ok(id)
     }
 
-    /// Asks for the end of the Cluster and all that it has.
+    /// Deletes the Cluster and all its objects.
     pub async fn delete(&self) -> Result<()> {
         let clusters = objects(self.world, "cluster.x-k8s.io", "v1beta2", "Cluster");
         clusters
@@ -157,8 +157,8 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// Deletes a Machine of the namespace, one that `choose` chooses of so many, of all or of those without a
-/// providerID; gives its name.
+/// Deletes a Machine of the namespace, or if `young` one without a providerID. `choose` selects an index
+/// below a number. Returns the Machine's name.
 pub async fn delete_machine(
     world: &World,
     young: bool,
@@ -180,7 +180,8 @@ pub async fn delete_machine(
     Ok(Some(name))
 }
 
-/// Changes what a living VM can take, in an InfraMachine that `choose` chooses of so many; gives its name.
+/// Changes a hot-updatable field of an InfraMachine. `choose` selects an index below a number. Returns the
+/// InfraMachine's name.
 pub async fn update_machine(
     world: &World,
     tier: u32,
@@ -211,7 +212,7 @@ fn chosen(names: impl Iterator<Item = String>, choose: impl FnOnce(u32) -> u32) 
         .nth(usize::try_from(choose(count)).unwrap_or(usize::MAX))
 }
 
-/// Holds that nothing of any Cluster is left in the namespace.
+/// Checks that the namespace has no objects of any Cluster.
 pub async fn nothing_is_left(world: &World) -> Result<()> {
     let kinds = [
         ("cluster.x-k8s.io", "v1beta2", "Cluster"),

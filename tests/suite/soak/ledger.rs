@@ -1,27 +1,27 @@
-//! What has to hold at every moment, held against the cloud's own journal.
+//! Compares the cloud's journal with invariants that must always hold.
 //!
-//! Pure: entries of the journal and what the API server shows come in, and what they break comes out.
+//! The code is pure: it receives journal entries and the API server's objects, and returns violations.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use cmi_driver::tags;
 use cmi_simulated::{Entry, Event, Instant, Vm, VmId};
 
-/// The VMs that there ever were, and what is known of the machines that they are for.
+/// All VMs that ever existed, and the known facts about their machines.
 #[derive(Default)]
 pub struct Ledger {
     vms: HashMap<VmId, Record>,
-    /// Since when each InfraMachine that was seen in deletion is in deletion, by name.
+    /// Start of the deletion for each InfraMachine that was seen in deletion, by name.
     in_deletion: HashMap<String, Instant>,
-    /// Deletions of VMs that were not held against the API server yet.
+    /// Deletions of VMs that are not yet compared with the API server.
     pending: BTreeSet<VmId>,
-    /// VMs that were ordered so far.
+    /// VMs that were ordered.
     pub creates: usize,
-    /// Those whose create was carried out late, or would have been if it had not been repeated.
+    /// VMs whose create took effect late, or would have without a repeated call.
     pub late: usize,
-    /// VMs whose deletion was ordered so far.
+    /// VMs whose deletion was ordered.
     pub deletes: usize,
-    /// Deletions of VMs whose InfraMachine was gone before it could be seen in deletion.
+    /// Deletions of VMs whose InfraMachine vanished before it was seen in deletion.
     pub unseen: usize,
 }
 
@@ -31,25 +31,25 @@ struct Record {
     provider_id: String,
     deletion: Option<Instant>,
     gone: Option<Instant>,
-    /// From when it is there, where its create is carried out late.
+    /// When the VM appears, if its create takes effect late.
     there_from: Option<Instant>,
 }
 
-/// An InfraMachine, as the API server shows it.
+/// An InfraMachine from the API server.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// Its name.
     pub name: String,
-    /// Since when it is in deletion, in whole seconds, rounded down.
+    /// Start of its deletion, in whole seconds, rounded down.
     pub in_deletion: Option<Instant>,
-    /// Whether it says that it is ready.
+    /// Whether its status is ready.
     pub ready: bool,
-    /// The VM that it says it has.
+    /// The VM in its status.
     pub provider_id: Option<String>,
 }
 
 impl Ledger {
-    /// Takes in what happened to the cloud; gives what must not have happened.
+    /// Adds an entry of the journal. Returns a violation, if any.
     pub fn enter(&mut self, entry: &Entry) -> Option<String> {
         match &entry.event {
             Event::Ordered(vm) => self.order(vm, entry.at),
@@ -88,7 +88,7 @@ impl Ledger {
         }
     }
 
-    /// One machine has one VM in all its life.
+    /// Each machine has a single VM in its whole life.
     fn order(&mut self, vm: &Vm, at: Instant) -> Option<String> {
         let machine = vm.tags.get(tags::MACHINE).cloned().unwrap_or_default();
         let before = self.vms.values().find(|other| other.machine == machine);
@@ -119,8 +119,8 @@ impl Ledger {
         broken
     }
 
-    /// Holds the VMs against all InfraMachines that there are; gives what must not be. `asked` is when the
-    /// API server was asked for them: the journal was read after its answer.
+    /// Compares the VMs with all existing InfraMachines. Returns violations. `asked` is the time of the
+    /// request to the API server; the journal was read after the answer.
     pub fn compare(&mut self, asked: Instant, machines: &[Seen]) -> Vec<String> {
         for machine in machines {
             if let Some(since) = machine.in_deletion {
@@ -136,8 +136,8 @@ impl Ledger {
         broken
     }
 
-    /// A VM is deleted only when its InfraMachine is in deletion. What was deleted later than the API server
-    /// was asked is explained by a later answer.
+    /// A VM may be deleted only when its InfraMachine is in deletion. Deletions after `asked` are compared
+    /// with a later answer.
     fn deleted_alive(&mut self, asked: Instant, machines: &[Seen]) -> Vec<String> {
         let alive: BTreeMap<&str, &Seen> = machines
             .iter()
@@ -172,7 +172,7 @@ impl Ledger {
         broken
     }
 
-    /// A machine that is ready and is not in deletion has the VM that it names.
+    /// A ready machine that is not in deletion must have the VM in its status.
     fn without_vm(&self, asked: Instant, machine: &Seen) -> Option<String> {
         if !machine.ready || machine.in_deletion.is_some() {
             return None;
@@ -217,7 +217,7 @@ mod tests {
         Instant::from_millis(millis)
     }
 
-    /// A VM of this machine, as the console of a cloud makes it.
+    /// A VM of this machine, created with a cloud's console.
     fn vm(name: &str, machine: &str) -> Vm {
         let folder = tempfile::tempdir().expect("a folder");
         let console = CloudConsole::open(&folder.path().join("cloud")).expect("a cloud");

@@ -1,4 +1,4 @@
-//! Watches the cloud and the API server as long as the soak runs.
+//! Watches the cloud and the API server during the soak.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -18,9 +18,9 @@ use tokio::time::{sleep, timeout};
 use super::ledger::{Ledger, Seen};
 use crate::support::World;
 
-/// How often it looks: often enough to see every deletion, which takes longer than this.
+/// How often the observer reads: often enough to see every deletion, since those take longer.
 const LOOK: Duration = Duration::from_millis(250);
-/// How long the API server may take to answer before it counts as away.
+/// How long the API server may take to answer before it counts as down.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Watches until it is dropped.
@@ -29,21 +29,21 @@ pub struct Observer {
     task: JoinHandle<()>,
 }
 
-/// What was seen so far.
+/// The observations so far.
 #[derive(Default)]
 pub struct Observations {
     /// The VMs.
     pub ledger: Ledger,
-    /// The InfraMachines, when they could be seen last.
+    /// The InfraMachines in the last answer.
     pub machines: Vec<Seen>,
-    /// How often the InfraMachines could be held against the VMs.
+    /// How often the InfraMachines were compared with the VMs.
     pub comparisons: usize,
-    /// What must not have happened.
+    /// Violations of invariants.
     pub broken: Vec<String>,
 }
 
 impl Observer {
-    /// Begins to look at the cloud of this journal and at the InfraMachines of the case.
+    /// Starts to watch the cloud with this journal, and the InfraMachines of the case.
     pub fn start(world: &World, journal: PathBuf) -> Self {
         let seen = Arc::<Mutex<Observations>>::default();
         let machines = Api::namespaced(world.admin.clone(), &world.namespace);
@@ -51,12 +51,12 @@ impl Observer {
         Self { seen, task }
     }
 
-    /// What was seen so far.
+    /// Reads the observations so far.
     pub fn observations<T>(&self, question: impl FnOnce(&Observations) -> T) -> T {
         question(&self.seen.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Waits until the InfraMachines were held against the VMs once more.
+    /// Waits until the InfraMachines are compared with the VMs again.
     pub async fn observe_again(&self) {
         let before = self.observations(|observations| observations.comparisons);
         while self.observations(|observations| {
@@ -76,7 +76,7 @@ impl Drop for Observer {
 async fn watch(machines: Api<InfraMachine>, mut journal: Journal, seen: Arc<Mutex<Observations>>) {
     loop {
         let asked = WallClock.now();
-        // An API server that is away shows nothing; the cloud is looked at all the same.
+        // The cloud is read even if the API server is down.
         let listed = timeout(TIMEOUT, machines.list(&ListParams::default())).await;
         let entries = journal.more();
         {
@@ -120,7 +120,7 @@ fn seen_of(machine: &InfraMachine) -> Seen {
     }
 }
 
-/// The journal of the cloud, as far as it was not read before.
+/// The cloud's journal, and the offset of its unread part.
 struct Journal {
     path: PathBuf,
     read: u64,
@@ -131,8 +131,8 @@ impl Journal {
         Self { path, read: 0 }
     }
 
-    /// The entries since the last time. A last line without its end is not an entry: its writer was
-    /// killed, or has not ended it.
+    /// The entries since the last call. An incomplete last line is not an entry: its writer was killed, or is
+    /// not done.
     fn more(&mut self) -> Result<Vec<Entry>> {
         let mut text = Vec::new();
         let mut read = || -> std::io::Result<()> {

@@ -1,4 +1,4 @@
-//! The processes that the soak kills, and starts again when their time has come.
+//! The processes that the soak kills and restarts.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use tokio::time::timeout;
 use crate::support::provider::Replica;
 use crate::support::{Plugin, Provider, World};
 
-/// What a provider ends with by itself when it may not act any more, or could not begin. Anything else is a
-/// defect: it panicked, or was ended by a signal that the soak did not send.
+/// The exit code of a provider that stops because it lost its lease, or could not start. Any other end is a
+/// defect: the provider panicked, or an unexpected signal ended it.
 const GAVE_UP: i32 = 1;
-/// How long a replica that ended by itself stays away, as in a Pod that is started again.
+/// How long a replica that stopped stays down, as in a Pod that restarts.
 const PAUSE: Duration = Duration::from_secs(1);
-/// How long the API server runs at least between two kills: Cluster API needs half a minute and more until it
-/// acts again, and a soak in which it does nothing shows nothing.
+/// How long the API server runs at least between two kills. Cluster API needs more than half a minute until
+/// it acts again, and without it a soak shows nothing.
 const SPELL: Duration = Duration::from_secs(50);
 
 /// Two replicas, a plugin and the API server.
@@ -27,25 +27,25 @@ pub struct Parts {
     plugin_due: Option<Instant>,
     api_server: ApiServer,
     starts: usize,
-    /// Replicas that ended by themselves.
+    /// Replicas that stopped without being killed.
     pub gave_up: usize,
 }
 
 enum Part<T> {
     Up(T),
-    /// From when it may be started again.
+    /// When it may be started again.
     Due(Instant),
 }
 
 enum ApiServer {
-    /// Since when.
+    /// Since when it runs.
     Up(Instant),
     Due(Instant),
     Starting(JoinHandle<Result<()>>),
 }
 
 impl Parts {
-    /// The plugin and the API server run; the replicas are started with the first [`Parts::keep`].
+    /// The plugin and the API server already run. The first [`Parts::keep`] starts the replicas.
     pub fn new(world: &World, provider: Provider, plugin: Plugin) -> Self {
         let now = Instant::now();
         Self {
@@ -60,7 +60,7 @@ impl Parts {
         }
     }
 
-    /// Starts what was killed and whose time has come.
+    /// Restarts the processes whose downtime is over.
     pub async fn keep(&mut self) -> Result<()> {
         let now = Instant::now();
         self.keep_api_server(now).await?;
@@ -110,7 +110,7 @@ impl Parts {
             }
             Part::Due(due) if *due <= now => {
                 self.starts += 1;
-                // A log for each life, so that what ends one is the end of a file.
+                // Each start has its own log, so the end of the file shows why the replica stopped.
                 let provider = self
                     .provider
                     .clone()
@@ -122,7 +122,7 @@ impl Parts {
         Ok(())
     }
 
-    /// Kills a replica for so long; tells whether it led, or nothing when it did not run.
+    /// Kills a replica for this time. Returns whether it led, or `None` if it did not run.
     pub async fn kill_replica(&mut self, index: usize, down: Duration) -> Option<bool> {
         let Part::Up(replica) = &self.replicas[index] else {
             return None;
@@ -133,7 +133,7 @@ impl Parts {
         Some(led)
     }
 
-    /// Kills the plugin for so long; false when it did not run.
+    /// Kills the plugin for this time. Returns false if it did not run.
     pub fn kill_plugin(&mut self, down: Duration) -> bool {
         if self.plugin_due.is_some() {
             return false;
@@ -143,7 +143,7 @@ impl Parts {
         true
     }
 
-    /// Kills the API server for so long; false when it did not run, or not for long enough.
+    /// Kills the API server for this time. Returns false if it did not run, or only for a short time.
     pub async fn kill_api_server(&mut self, down: Duration) -> bool {
         match self.api_server {
             ApiServer::Up(since) if since.elapsed() >= SPELL => {

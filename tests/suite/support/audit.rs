@@ -1,4 +1,4 @@
-//! What the provider asked the API server for, from the audit log.
+//! The provider's requests to the API server, from the audit log.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::{Credential, World};
 
-/// The user that the provider is.
+/// The provider's user.
 const PROVIDER: &str = "system:serviceaccount:capcmi-system:capcmi-manager";
 
-/// A request that was answered.
+/// An answered request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Request {
     pub group: String,
@@ -41,8 +41,8 @@ impl Request {
     }
 }
 
-/// The requests of the provider that has this credential, alone: other cases run the provider as the same
-/// user, and some requests are about no namespace.
+/// The requests with this credential. Other cases run the provider as the same user, and some requests have
+/// no namespace.
 pub fn requests_with(world: &World, credential: &Credential) -> Result<Vec<Request>> {
     let events = events(world)?;
     let own = events.iter().filter(|event| {
@@ -61,18 +61,18 @@ pub fn requests(world: &World) -> Result<Vec<Request>> {
     Ok(here.filter_map(request).collect())
 }
 
-/// Those of [`requests`] that change an object.
+/// The requests in [`requests`] that change an object.
 pub fn writes(world: &World) -> Result<Vec<Request>> {
     let mut requests = requests(world)?;
     requests.retain(Request::is_write);
     Ok(requests)
 }
 
-/// What the log says of the provider, in whatever namespace.
+/// The log's events about the provider, in all namespaces.
 fn events(world: &World) -> Result<Vec<Value>> {
     let path = world.management.audit_log();
     let log = std::fs::read_to_string(&path).context("reading the audit log")?;
-    // The last line may be half written.
+    // The last line may be incomplete.
     let whole = &log[..log.rfind('\n').map_or(0, |end| end + 1)];
     let events = whole.lines().filter(|line| line.contains(PROVIDER));
     events
@@ -80,7 +80,7 @@ fn events(world: &World) -> Result<Vec<Value>> {
         .collect()
 }
 
-/// The request of an event, if it was the provider's and was answered.
+/// The request of an event, if the provider sent it and got an answer.
 fn request(event: &Value) -> Option<Request> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let object = &event["objectRef"];

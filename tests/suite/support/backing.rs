@@ -22,7 +22,7 @@ pub struct Backed {
 }
 
 impl Backed {
-    /// What the driver logs that runs as a plugin; a driver in the provider's process logs there.
+    /// The log of a driver that runs as a plugin. A driver in the provider's process has no separate log.
     pub fn log(&self) -> Result<Option<String>> {
         self.plugin.as_ref().map(Plugin::log).transpose()
     }

@@ -18,7 +18,7 @@ use super::provider::service_account;
 pub struct Credential {
     /// The kubeconfig.
     pub kubeconfig: PathBuf,
-    /// What the API server calls it in its audit log.
+    /// Its name in the API server's audit log.
     pub id: String,
 }
 

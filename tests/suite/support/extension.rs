@@ -1,4 +1,4 @@
-//! The provider's Runtime Extension, as an administrator registers it with Cluster API.
+//! The provider's Runtime Extension. It is registered with Cluster API like an administrator does.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,7 +23,7 @@ pub struct Extension {
 }
 
 impl Extension {
-    /// An address that is free, and a certificate for it.
+    /// A free address, and a certificate for it.
     pub fn new(world: &World) -> Result<Self> {
         let folder = world.folder.join("extension");
         std::fs::create_dir_all(&folder).context("making the folder of the certificate")?;
@@ -36,7 +36,7 @@ impl Extension {
         Ok(extension)
     }
 
-    /// Writes a certificate of another authority, which has to be registered.
+    /// Writes a certificate of another authority, which must then be registered.
     pub fn renew(&self) -> Result<()> {
         let files = (self.folder.join("tls.crt"), self.folder.join("tls.key"));
         let authority = Authority::new()?;
@@ -49,20 +49,20 @@ impl Extension {
         self.authority.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The provider that serves it.
+    /// The provider with this extension.
     pub fn of(&self, provider: Provider) -> Provider {
         provider
             .flag(format!("--runtime-extension-address={}", self.address))
             .flag(format!("--runtime-extension-cert-dir={}", self.folder.display()))
     }
 
-    /// Registers it for the namespace of the case, and waits until Cluster API has asked what it serves.
+    /// Registers the extension for the namespace of the case, and waits until Cluster API has discovered it.
     pub async fn register(&self, world: &World) -> Result<()> {
         let certificate = self.authority().certificate();
         register(world, &self.address, &certificate).await
     }
 
-    /// Calls a hook as Cluster API does, with this certificate and its key.
+    /// Calls a hook like Cluster API does, with this certificate and key.
     pub async fn call_as(
         &self,
         client: Option<&(PathBuf, PathBuf)>,
@@ -82,7 +82,7 @@ impl Extension {
         Ok(client.request(request).await?)
     }
 
-    /// Takes the registration back.
+    /// Removes the registration.
     pub async fn unregister(world: &World) -> Result<()> {
         let configs = configs(world);
         let deleted = configs.delete(&world.namespace, &DeleteParams::default()).await;
@@ -90,8 +90,8 @@ impl Extension {
     }
 }
 
-/// Registers what is served at an address, with the certificate of its authority, for the namespace of the
-/// case, and waits until Cluster API has asked what that is.
+/// Registers the extension at an address for the namespace of the case, with the certificate of its
+/// authority. Waits until Cluster API has discovered it.
 async fn register(world: &World, address: &str, authority: &str) -> Result<()> {
     let config = json!({
         "apiVersion": "runtime.cluster.x-k8s.io/v1beta2", "kind": "ExtensionConfig",

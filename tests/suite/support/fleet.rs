@@ -1,4 +1,4 @@
-//! A MachineDeployment of InfraMachines, and what is seen of it.
+//! A MachineDeployment of InfraMachines, and its state.
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::v1alpha1::InfraMachine;
@@ -33,7 +33,7 @@ impl<'a> Fleet<'a> {
         Ok(fleet)
     }
 
-    /// The machines of a Cluster that the caller makes.
+    /// The fleet in a Cluster that the caller creates.
     pub fn of(world: &'a World, name: &str) -> Self {
         Self {
             world,
@@ -41,18 +41,18 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// Where it is.
+    /// The fleet's world.
     pub fn world(&self) -> &World {
         self.world
     }
 
-    /// A template of the simulated driver.
+    /// Creates a template for the simulated driver.
     pub async fn template(&self, name: &str, provider_spec: Value) -> Result<()> {
         let spec = json!({"driver": "simulated", "providerSpec": provider_spec, "shutdownTimeoutSeconds": 0});
         self.template_with(name, spec).await
     }
 
-    /// A template with this spec of InfraMachines.
+    /// Creates a template with this spec of InfraMachines.
     pub async fn template_with(&self, name: &str, spec: Value) -> Result<()> {
         let template = json!({
             "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate",
@@ -63,12 +63,12 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// The MachineDeployment, from this template.
+    /// Creates the MachineDeployment from this template.
     pub async fn deployment(&self, template: &str, replicas: u32) -> Result<()> {
         self.deployment_with(template, replicas, &json!({})).await
     }
 
-    /// The same, changed by a merge patch.
+    /// Creates the MachineDeployment, changed by a merge patch.
     pub async fn deployment_with(&self, template: &str, replicas: u32, patch: &Value) -> Result<()> {
         let mut deployment = json!({
             "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachineDeployment",
@@ -91,7 +91,7 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    /// Waits until this many Machines, and no more, are Running with a Node each.
+    /// Waits until exactly this number of Machines is Running, each with a Node.
     pub async fn running(&self, count: usize) -> Result<Vec<DynamicObject>> {
         let machines = objects(self.world, "cluster.x-k8s.io", "v1beta2", "Machine");
         eventually(
@@ -193,7 +193,7 @@ fn of(cluster: &str) -> ListParams {
     ListParams::default().labels(&format!("cluster.x-k8s.io/cluster-name={cluster}"))
 }
 
-/// The bootstrap data that lets a guest join the workload cluster.
+/// Creates the bootstrap data that lets a guest join the workload cluster.
 pub async fn bootstrap_secret(world: &World, name: &str) -> Result<()> {
     let data = world.management.workload().await?.bootstrap_data()?;
     let secret = json!({
@@ -205,7 +205,7 @@ pub async fn bootstrap_secret(world: &World, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a user does beside a move: bootstrap data without an owner are left behind.
+/// Copies bootstrap data without an owner. A move leaves it behind, and a user has to copy it.
 pub async fn copy_bootstrap_secret(source: &World, target: &World, name: &str) -> Result<()> {
     let mut secret = objects(source, "", "v1", "Secret").get(name).await?;
     secret.metadata = ObjectMeta {

@@ -1,10 +1,9 @@
 //! Machines whose InfraMachine core has deleted.
 //!
-//! Most cases run core without `ReconcilerRateLimiting`: with it, core reconciles an object once in a second,
-//! and the suite takes more than half as long again. But with it, core also reconciles no owner before its
-//! caches hold what it wrote last. Without it, a MachineSet may go by a cache that lacks the Machine that it
-//! has just made. It then deletes the InfraMachine of that Machine as an orphan, and the Machine waits for
-//! one for ever.
+//! Most cases run core without `ReconcilerRateLimiting`. With it, core reconciles an object only once a
+//! second, and the suite takes more than half as long again. It also makes core wait until its caches contain
+//! its own last writes. Without it, a MachineSet may miss a Machine that it has just created. It then deletes
+//! the Machine's InfraMachine as an orphan, and the Machine waits forever.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -19,23 +18,23 @@ use tokio::time::Instant;
 use super::fleet::objects;
 use super::{DEADLINE, Fleet, World};
 
-/// How long a Machine has to be without its InfraMachine: a move makes the one before the other.
+/// How long a Machine must lack its InfraMachine: a move creates one before the other.
 const LOST_AFTER: Duration = Duration::from_secs(5);
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Deletes the lost Machines of a namespace while it lives, as a MachineHealthCheck would, so that their
-/// MachineSets make others.
+/// Deletes the lost Machines of a namespace until it is dropped, like a MachineHealthCheck. Their MachineSets
+/// then create others.
 #[derive(Debug)]
 pub struct LostMachines(JoinHandle<()>);
 
 impl LostMachines {
-    /// Begins with the namespace of this world.
+    /// Starts with the namespace of this world.
     pub fn replaced_in(world: World) -> Self {
         Self(tokio::spawn(async move {
             let mut lost_since = HashMap::new();
             loop {
                 tokio::time::sleep(INTERVAL).await;
-                // A case may stop the API server, and what is wrong for longer fails the case itself.
+                // Ignored, since a case may stop the API server. A lasting error fails the case anyway.
                 if let Err(error) = replace(&world, &mut lost_since).await {
                     eprintln!("looking for lost Machines in {}: {error:#}", world.namespace);
                 }
@@ -88,7 +87,7 @@ async fn replace(world: &World, lost_since: &mut HashMap<String, Instant>) -> Re
     Ok(())
 }
 
-/// Whether this is a Machine of a MachineSet, as core makes it, that has had no VM yet.
+/// Whether this Machine of a MachineSet, as core creates it, has never had a VM.
 fn waits_for_first_vm(machine: &DynamicObject) -> bool {
     let owners = machine.owner_references();
     owners.iter().any(|owner| owner.kind == "MachineSet")
@@ -97,7 +96,7 @@ fn waits_for_first_vm(machine: &DynamicObject) -> bool {
         && machine.data["status"]["initialization"]["infrastructureProvisioned"] != true
 }
 
-/// Without a provider, an InfraMachine goes as soon as it is deleted.
+/// Without a provider, a deleted InfraMachine vanishes immediately.
 #[tokio::test]
 async fn a_machine_that_lost_its_infra_machine_before_the_create_is_replaced() -> Result<()> {
     let world = World::new("lost").await?;

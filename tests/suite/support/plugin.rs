@@ -1,4 +1,4 @@
-//! The simulated driver as a plugin: a process of its own that the provider calls over gRPC.
+//! The simulated driver as a plugin: a separate process that the provider calls over gRPC.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,7 +13,7 @@ use super::authority::{CertificateFiles, PLUGIN};
 use super::cloud::drivers_file;
 use super::{DEADLINE, World};
 
-/// A plugin of a case. It goes with its case.
+/// A plugin of a case. It ends with its case.
 pub struct Plugin {
     name: String,
     place: Place,
@@ -22,27 +22,27 @@ pub struct Plugin {
     process: Option<Process>,
 }
 
-/// Where a plugin listens.
+/// The plugin's address.
 enum Place {
     Socket(PathBuf),
     Tls(String, CertificateFiles),
 }
 
 impl Plugin {
-    /// A plugin with this configuration of the simulated driver, which listens.
+    /// Starts a plugin with this configuration of the simulated driver, and waits until it listens.
     pub async fn start(world: &World, name: &str, config: &Value) -> Result<Self> {
         let mut plugin = Self::absent(world, name, config)?;
         plugin.listen(world).await?;
         Ok(plugin)
     }
 
-    /// As [`Plugin::start`], but it is not there yet.
+    /// Like [`Plugin::start`], but without starting the process.
     pub fn absent(world: &World, name: &str, config: &Value) -> Result<Self> {
         let socket = Place::Socket(world.folder.join(format!("{name}.sock")));
         Self::at(world, socket, name, config)
     }
 
-    /// As [`Plugin::start`], behind TLS with the certificates in the folder of the case.
+    /// Like [`Plugin::start`], behind TLS with the certificates in the folder of the case.
     pub async fn secured(world: &World, name: &str, config: &Value) -> Result<Self> {
         let place = Place::Tls(free_address()?, CertificateFiles::of(&world.folder));
         let mut plugin = Self::at(world, place, name, config)?;
@@ -62,7 +62,7 @@ impl Plugin {
         Ok(plugin)
     }
 
-    /// With a further flag, the next time that it starts.
+    /// Adds a flag for the next start.
     pub fn flag(mut self, flag: &str) -> Self {
         self.flags.push(flag.to_owned());
         self
@@ -85,23 +85,23 @@ impl Plugin {
         Ok(())
     }
 
-    /// Kills the process, which gets no chance to end anything.
+    /// Kills the process with SIGKILL.
     pub fn kill(&mut self) {
         self.process = None;
     }
 
-    /// What it is the next time that it starts.
+    /// Writes the configuration for the next start.
     pub fn configure(&self, config: &Value) -> Result<()> {
         std::fs::write(&self.config, config.to_string()).context("writing the plugin's configuration")
     }
 
-    /// All that it has logged since it started.
+    /// The log since the last start.
     pub fn log(&self) -> Result<String> {
         let process = self.process.as_ref().context("the plugin does not run")?;
         std::fs::read_to_string(process.log()).context("reading the plugin's log")
     }
 
-    /// Where it listens.
+    /// The plugin's address.
     pub fn endpoint(&self) -> String {
         match &self.place {
             Place::Socket(path) => format!("unix://{}", path.display()),

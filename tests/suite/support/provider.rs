@@ -1,4 +1,4 @@
-//! The provider as a process of its own.
+//! The provider as a separate process.
 
 use std::path::PathBuf;
 
@@ -18,11 +18,11 @@ pub struct Provider {
     pub drivers: String,
     /// Further flags.
     pub flags: Vec<String>,
-    /// The way to the API server, where it is not the direct one.
+    /// The kubeconfig for another way to the API server.
     pub kubeconfig: Option<PathBuf>,
 }
 
-/// A provider that runs.
+/// A running provider.
 pub struct Replica {
     /// The process.
     pub process: Process,
@@ -44,25 +44,25 @@ impl Provider {
         }
     }
 
-    /// Called something else in logs and files.
+    /// Sets the name in logs and files.
     pub fn named(mut self, name: &str) -> Self {
         name.clone_into(&mut self.name);
         self
     }
 
-    /// With another flag.
+    /// Adds a flag.
     pub fn flag(mut self, flag: impl Into<String>) -> Self {
         self.flags.push(flag.into());
         self
     }
 
-    /// Reaches the API server another way.
+    /// Uses another way to the API server.
     pub fn through(mut self, kubeconfig: PathBuf) -> Self {
         self.kubeconfig = Some(kubeconfig);
         self
     }
 
-    /// Starts it and waits until it is ready.
+    /// Starts the provider, and waits until it is ready.
     pub async fn start(&self, world: &World) -> Result<Replica> {
         let mut replica = self.launch(world).await?;
         let health = replica.health.clone();
@@ -75,7 +75,7 @@ impl Provider {
         Ok(replica)
     }
 
-    /// Starts it.
+    /// Starts the provider.
     pub async fn launch(&self, world: &World) -> Result<Replica> {
         let drivers = world.folder.join(format!("{}-drivers.yaml", self.name));
         std::fs::write(&drivers, &self.drivers).context("writing the drivers file")?;
@@ -121,19 +121,19 @@ impl Provider {
 }
 
 impl Replica {
-    /// All that it has logged.
+    /// The log of the provider.
     pub fn log(&self) -> Result<String> {
         std::fs::read_to_string(&self.log).context("reading the provider's log")
     }
 
-    /// What it says at /metrics.
+    /// The content of /metrics.
     pub async fn metrics(&self) -> Result<String> {
         let (code, body) = get(&self.diagnostics, "/metrics").await?;
         ensure!(code == 200, "/metrics answered {code}: {body}");
         Ok(body)
     }
 
-    /// Waits until it says at /metrics whether the driver `simulated` can be reached.
+    /// Waits until /metrics reports whether the driver `simulated` is reachable.
     pub async fn finds_driver_reachable(&self, reachable: bool) -> Result<()> {
         let value = u8::from(reachable);
         let line = format!(r#"capcmi_driver_reachable{{driver="simulated"}} {value}"#);
@@ -145,7 +145,7 @@ impl Replica {
         .await
     }
 
-    /// Whether it says at /metrics that it leads.
+    /// Whether /metrics reports that it leads.
     pub async fn leads(&self) -> Result<bool> {
         let metrics = self.metrics().await?;
         Ok(metrics.lines().any(|line| line == "capcmi_leader 1"))

@@ -1,4 +1,4 @@
-//! What an operator is shown of an object.
+//! Outputs for an operator about an object.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use super::World;
 use super::world::run;
 
-/// What `capcmi describe` prints.
+/// The output of `capcmi describe`.
 pub fn describe(world: &World, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new(testbed::program("capcmi")?);
     command
@@ -20,7 +20,7 @@ pub fn describe(world: &World, arguments: &[&str]) -> Result<String> {
     run(&mut command)
 }
 
-/// What stands under a title in the first row that kubectl prints.
+/// The value below a title in the first row of kubectl's output.
 pub fn column(text: &str, title: &str) -> Result<String> {
     let mut lines = text.lines();
     let titles = lines.next().context("kubectl printed nothing")?;

@@ -1,4 +1,4 @@
-//! The management cluster, and one namespace of it.
+//! The management cluster and one of its namespaces.
 
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use super::{Cloud, LostMachines};
 
 /// The management cluster of most cases.
 static QUICK: SharedCluster = SharedCluster::const_new();
-/// That of cases for which core has to act on what it has written.
+/// The management cluster for cases where core must see its own writes.
 static RATE_LIMITED: SharedCluster = SharedCluster::const_new();
 
 /// A management cluster that cases share, with the provider's manifests; it lives as long as the process.
@@ -50,9 +50,9 @@ impl SharedCluster {
 /// The management cluster of a case.
 #[derive(Clone)]
 pub enum Management {
-    /// One that cases share; it lives as long as the process.
+    /// A shared one; it lives as long as the process.
     Shared(&'static ManagementCluster),
-    /// The case's own, which ends with it: each that runs on takes time from the others.
+    /// A separate one. It ends with the case, since each running one slows the others.
     Own(Arc<ManagementCluster>),
 }
 
@@ -72,7 +72,7 @@ impl Deref for Management {
 pub struct World {
     /// The management cluster.
     pub management: Management,
-    /// The administrator.
+    /// A client with the administrator's rights.
     pub admin: Client,
     /// The namespace of this case.
     pub namespace: String,
@@ -82,7 +82,7 @@ pub struct World {
 }
 
 impl World {
-    /// A namespace of its own for a case.
+    /// Creates a separate namespace for a case.
     pub async fn new(case: &str) -> Result<Self> {
         let world = Self::shared(QUICK.get(false).await?, case).await?;
         let lost_machines = LostMachines::replaced_in(world.clone());
@@ -92,9 +92,10 @@ impl World {
         })
     }
 
-    /// A namespace of its own for a case, where core reconciles each object once a second at most, and only
-    /// by caches that hold what it wrote. Without that it may go by a cache that lacks a MachineSet which it
-    /// has just made, make another, and delete the Machine that was to be updated in place.
+    /// Creates a separate namespace for a case that needs a rate limited core. Core reconciles each object at
+    /// most once a second, and waits until its caches contain its own writes. Without that, core may miss a
+    /// MachineSet that it has just created, create another, and delete the Machine that should be updated in
+    /// place.
     pub async fn rate_limited(case: &str) -> Result<Self> {
         Self::shared(RATE_LIMITED.get(true).await?, case).await
     }
@@ -104,14 +105,14 @@ impl World {
         Self::on(Management::Shared(management), &namespace).await
     }
 
-    /// The same namespace on the management cluster of rate limited cases, for `clusterctl move`, which makes
-    /// the namespace. A case that is rate limited itself has to move [`Self::elsewhere`].
+    /// The same namespace on the management cluster of rate limited cases, as a target of `clusterctl move`,
+    /// which creates the namespace. A rate limited case must move to [`Self::elsewhere`].
     pub async fn move_target(&self) -> Result<Self> {
         Self::on(Management::Shared(RATE_LIMITED.get(true).await?), &self.namespace).await
     }
 
-    /// The same namespace on a new management cluster, which ends with the case. The namespace itself
-    /// is not made. Core is rate limited there, and loses no Machine.
+    /// The same namespace on a new management cluster, which ends with the case. The caller creates the
+    /// namespace. Core is rate limited there, and loses no Machine.
     pub async fn elsewhere(&self) -> Result<Self> {
         let builder = ManagementCluster::builder().manifests(&testbed::definitions()?);
         let management = builder.start().await?;
@@ -119,8 +120,8 @@ impl World {
         Self::own(management, &self.namespace).await
     }
 
-    /// A namespace on a management cluster that has Cluster API and not the provider, and that ends with the
-    /// case. The namespace itself is not made.
+    /// A namespace on a management cluster with Cluster API but without the provider. The cluster ends with
+    /// the case. The caller creates the namespace.
     pub async fn without_provider(namespace: &str) -> Result<Self> {
         Self::own(ManagementCluster::builder().start().await?, namespace).await
     }
@@ -143,30 +144,30 @@ impl World {
     }
 
     /// The clock of simulated clouds.
-    #[allow(clippy::unused_self)] // a fast world has a clock of its own
+    #[allow(clippy::unused_self)] // the worlds of `tests/world` have separate clocks
     pub fn cloud_clock(&self) -> Arc<dyn Clock> {
         Arc::new(WallClock)
     }
 
-    /// The kubelets of a cloud's guests, as they boot. All cases share one workload cluster: the name of a VM
-    /// that becomes a Node has to be of one case alone.
-    #[allow(clippy::unused_self)] // a fast world has a workload cluster of its own
+    /// The kubelets of a cloud's guests. All cases share one workload cluster, so the name of a VM that
+    /// becomes a Node must be unique among all cases.
+    #[allow(clippy::unused_self)] // the worlds of `tests/world` have separate clusters
     pub fn kubelets(&self, cloud: &Cloud) -> HollowKubelet {
         HollowKubelet::start(guests(cloud.journal()))
     }
 
-    /// Applies YAML, in which `$NS` stands for the namespace.
+    /// Applies YAML after it has replaced `$NS` with the namespace.
     pub async fn apply(&self, yaml: &str) -> Result<Vec<DynamicObject>> {
         apply_yaml(&self.admin, &yaml.replace("$NS", &self.namespace)).await
     }
 
-    /// A Cluster with our InfraCluster, an initialized control plane, the workload cluster
-    /// and bootstrap data for it.
+    /// Creates a Cluster with our InfraCluster, an initialized control plane, the workload cluster and its
+    /// bootstrap data.
     pub async fn cluster(&self, name: &str) -> Result<()> {
         self.cluster_with(name, json!({})).await
     }
 
-    /// As [`World::cluster`], with this spec of the InfraCluster besides its endpoint.
+    /// Like [`World::cluster`], with this spec of the InfraCluster in addition to its endpoint.
     pub async fn cluster_with(&self, name: &str, mut spec: Value) -> Result<()> {
         spec["controlPlaneEndpoint"] = json!({"host": "127.0.0.1", "port": 6443});
         let infra = json!({
@@ -186,20 +187,20 @@ impl World {
         bootstrap_secret(self, "boot").await
     }
 
-    /// Moves what is in the namespace by `clusterctl move`.
+    /// Moves the objects of the namespace with `clusterctl move`.
     pub fn move_to(&self, target: &Self) -> Result<()> {
         run(&mut self.clusterctl_move(target)?).map(drop)
     }
 
-    /// As [`World::move_to`], without waiting for its end.
+    /// Like [`World::move_to`], without waiting for the end.
     pub fn begin_move_to(&self, target: &Self) -> Result<Process> {
         let name = format!("{}-move", self.namespace);
         Process::start(self.management.folder(), &name, &self.clusterctl_move(target)?)
     }
 
     fn clusterctl_move(&self, target: &Self) -> Result<Command> {
-        // clusterctl labels what it installs, and moves what has the label. Cluster API was installed without
-        // it; the definitions of this provider bring it along.
+        // clusterctl labels the objects that it installs, and moves only those. Cluster API was installed
+        // without the label; the definitions of this provider already have it.
         let theirs = format!(
             "--selector={}!={}",
             manifests::PROVIDER_LABEL,
@@ -216,14 +217,13 @@ impl World {
         Ok(clusterctl)
     }
 
-    /// kubectl as the administrator.
+    /// Runs kubectl as the administrator.
     pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         let mut command = self.management.kubectl();
         run(command.args(["-n", &self.namespace]).args(arguments))
     }
 
-    /// The objects of Cluster API that the namespace has, by kind and name; what belongs to no namespace is
-    /// of other cases.
+    /// The namespace's Cluster API objects, by kind and name. Cluster-scoped objects belong to other cases.
     pub fn cluster_api_objects(&self) -> Result<Vec<String>> {
         let all = self.kubectl(&["get", "cluster-api", "-o", "name"])?;
         let is_namespaced = |name: &&str| !name.starts_with("extensionconfig.");
@@ -231,7 +231,7 @@ impl World {
     }
 }
 
-/// Runs a command and gives what it printed.
+/// Runs a command and returns its output.
 pub fn run(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("running {command:?}"))?;
     let errors = String::from_utf8_lossy(&output.stderr);
