@@ -1,4 +1,4 @@
-//! Machines that no MachineDeployment makes: each with a spec of its own.
+//! Machines without a MachineDeployment, each with its own spec.
 
 use anyhow::{Context, Result, bail, ensure};
 use capcmi::api::conditions;
@@ -14,37 +14,37 @@ use serde_json::{Value, json};
 use super::fleet::objects;
 use super::{DEADLINE, World};
 
-/// Requests at the same time.
+/// Concurrent requests.
 const AT_ONCE: usize = 16;
 
-/// A Machine and its InfraMachine of the same name.
+/// A Machine and its InfraMachine with the same name.
 #[derive(Clone)]
 pub struct ByHand {
     world: World,
-    /// Name of both.
+    /// The name of both.
     pub name: String,
     infra: Value,
     machine: Value,
     controller: Controller,
 }
 
-/// What looks after the Machine, and makes it the owner of its InfraMachine.
+/// The controller of the Machine. It also makes the Machine the owner of its InfraMachine.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Controller {
     /// Cluster API's core.
     Core,
-    /// The case: besides it, only the provider writes.
+    /// The case. Only the provider writes, too.
     Case,
 }
 
-/// A provider spec that every simulated cloud takes.
+/// A provider spec that is valid in every simulated cloud.
 pub fn small() -> Value {
     json!({"vmPool": "default", "size": "small", "tags": {"team": "a"}})
 }
 
 impl ByHand {
-    /// A small machine of a Cluster, with the bootstrap data `boot`; its VM is deleted without a
-    /// shut-down. Nothing is made yet.
+    /// A small machine of a Cluster, with the bootstrap data `boot`. Its VM is deleted without a shutdown.
+    /// This does not create any object.
     pub fn new(world: &World, cluster: &str, name: impl Into<String>) -> Self {
         let name = name.into();
         let labels = json!({"cluster.x-k8s.io/cluster-name": cluster});
@@ -70,26 +70,26 @@ impl ByHand {
         }
     }
 
-    /// Cluster API keeps its hands off the Machine.
+    /// Keeps Cluster API from reconciling the Machine.
     pub fn controlled_by_the_case(mut self) -> Self {
         self.controller = Controller::Case;
         self.machine("/metadata/annotations", json!({"cluster.x-k8s.io/paused": ""}))
     }
 
-    /// With another value in the InfraMachine, by its JSON pointer; the parent has to be
-    /// there, and null removes it.
+    /// Sets a value in the InfraMachine, given its JSON pointer. The parent must exist, and null removes the
+    /// value.
     pub fn infra(mut self, pointer: &str, value: Value) -> Self {
         put(&mut self.infra, pointer, value);
         self
     }
 
-    /// With another value in the Machine, as [`ByHand::infra`].
+    /// Sets a value in the Machine, like [`ByHand::infra`].
     pub fn machine(mut self, pointer: &str, value: Value) -> Self {
         put(&mut self.machine, pointer, value);
         self
     }
 
-    /// Makes many, at the same time.
+    /// Creates many machines concurrently.
     pub async fn create_all(machines: &[Self]) -> Result<()> {
         stream::iter(machines)
             .map(|machine| machine.clone().create())
@@ -98,7 +98,7 @@ impl ByHand {
             .await
     }
 
-    /// Makes InfraMachine and Machine.
+    /// Creates the InfraMachine and the Machine.
     pub async fn create(self) -> Result<Self> {
         match self.controller {
             Controller::Core => {
@@ -119,20 +119,20 @@ impl ByHand {
         Ok(self)
     }
 
-    /// Makes the InfraMachine alone.
+    /// Creates only the InfraMachine.
     pub async fn create_infra(&self) -> Result<DynamicObject> {
         let object = serde_json::from_value(self.infra.clone())?;
         let created = self.untyped().create(&PostParams::default(), &object).await;
         created.with_context(|| format!("creating InfraMachine {}", self.name))
     }
 
-    /// Makes the Machine alone, unless it is there.
+    /// Creates only the Machine, unless it exists.
     pub async fn create_machine(&self) -> Result<DynamicObject> {
         management_cluster::apply(&self.world.admin, self.machine.clone()).await
     }
 
-    /// Waits until the API server's watch cache has the Machine: a server that is short of CPU may send it to
-    /// its watches a minute after the InfraMachine, which the provider then takes for one without an owner.
+    /// Waits until the API server's watch cache has the Machine. A server that is short of CPU may send it a
+    /// minute after the InfraMachine. The provider would then consider the InfraMachine ownerless.
     async fn machine_is_watched(&self) -> Result<()> {
         let what = format!("a Machine in the watch cache ({})", self.name);
         eventually(DEADLINE, &what, async || {
@@ -147,7 +147,7 @@ impl ByHand {
         infra_machines(&self.world)
     }
 
-    /// The same for objects that can't be read.
+    /// The InfraMachines of the case, including invalid ones.
     fn untyped(&self) -> Api<DynamicObject> {
         objects(
             &self.world,
@@ -184,7 +184,7 @@ impl ByHand {
         self.until("a provisioned machine", is_provisioned).await
     }
 
-    /// Changes the InfraMachine by a merge patch.
+    /// Applies a merge patch to the InfraMachine.
     pub async fn patch(&self, patch: Value) -> Result<InfraMachine> {
         self.api()
             .patch(&self.name, &PatchParams::default(), &Patch::Merge(patch))
@@ -198,8 +198,8 @@ impl ByHand {
             .await
     }
 
-    /// Deletes the Machine, whose InfraMachine Cluster API deletes; or the InfraMachine where
-    /// that keeps its hands off.
+    /// Deletes the Machine, and Cluster API then deletes its InfraMachine. If Cluster API does not reconcile
+    /// it, deletes the InfraMachine instead.
     pub async fn delete(&self) -> Result<()> {
         let api = match self.controller {
             Controller::Core => self.machines(),
@@ -209,7 +209,8 @@ impl ByHand {
         Ok(())
     }
 
-    /// Waits until the InfraMachine is gone, and the Machine where Cluster API has it.
+    /// Waits until the InfraMachine no longer exists, and neither does the Machine if Cluster API controls
+    /// it.
     pub async fn gone(&self) -> Result<()> {
         let (infra_machines, machines) = (self.untyped(), self.machines());
         eventually(DEADLINE, &format!("the end of {}", self.name), async || {
@@ -268,7 +269,7 @@ pub fn is_provisioned(machine: &InfraMachine) -> bool {
         && says(machine, conditions::READY, "True", "Ready")
 }
 
-/// A merge patch on many InfraMachines.
+/// Applies a merge patch to many InfraMachines.
 pub async fn patch_all(world: &World, names: &[String], patch: &Value) -> Result<()> {
     let api = infra_machines(world);
     stream::iter(names)
@@ -289,7 +290,7 @@ pub async fn patch_all(world: &World, names: &[String], patch: &Value) -> Result
         .await
 }
 
-/// Deletes many Machines, and with them their InfraMachines.
+/// Deletes many Machines, and so their InfraMachines.
 pub async fn delete_all(world: &World, names: &[String]) -> Result<()> {
     let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
     stream::iter(names)
@@ -305,7 +306,7 @@ pub async fn delete_all(world: &World, names: &[String]) -> Result<()> {
         .await
 }
 
-/// Waits until `check` has no objection to any of the machines, each of which may be gone.
+/// Waits until `check` accepts all machines. It gets `None` for a machine that no longer exists.
 pub async fn all_become(
     world: &World,
     what: &str,
@@ -331,7 +332,7 @@ pub async fn all_become(
     .await
 }
 
-/// The event about an InfraMachine with a reason.
+/// The event with a reason about an InfraMachine.
 pub async fn event(world: &World, name: &str, reason: &str) -> Result<Event> {
     let events: Api<Event> = Api::namespaced(world.admin.clone(), &world.namespace);
     let about = |event: &Event| {

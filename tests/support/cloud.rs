@@ -1,4 +1,4 @@
-//! The simulated cloud of a case: its files, its console, its faults, and the guests that boot in it.
+//! The simulated cloud of a case: its files, console, faults and guests.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{DEADLINE, World};
 
-/// The files of a simulated cloud that several processes share.
+/// The files of a simulated cloud. Several processes may share them.
 pub struct Cloud {
     state: PathBuf,
     faults: PathBuf,
@@ -25,7 +25,7 @@ impl Cloud {
         Self::named(world, "cloud")
     }
 
-    /// As [`Cloud::new`], for a case that has several.
+    /// Like [`Cloud::new`], for a case with several clouds.
     pub fn named(world: &World, name: &str) -> Self {
         let file = |what: &str| world.folder.join(format!("{name}{what}"));
         Self {
@@ -36,13 +36,12 @@ impl Cloud {
         }
     }
 
-    /// A drivers file with this cloud as `simulated`; boots and deletes take no time
-    /// unless `more` says otherwise.
+    /// A drivers file with this cloud as `simulated`. Boots and deletes take no time unless `more` sets one.
     pub fn drivers(&self, more: Value) -> String {
         self.drivers_with(json!({}), more)
     }
 
-    /// As [`Cloud::drivers`], with further keys of the driver's entry, such as `timeouts`.
+    /// Like [`Cloud::drivers`], with further keys of the driver's entry, such as `timeouts`.
     pub fn drivers_with(&self, entry: Value, more: Value) -> String {
         drivers_file(json!({"simulated": self.config(more)}), entry)
     }
@@ -57,7 +56,7 @@ impl Cloud {
         config
     }
 
-    /// One drivers file of several.
+    /// Merges several drivers files into one.
     pub fn several(files: impl IntoIterator<Item = String>) -> Result<String> {
         let mut all = Vec::new();
         for file in files {
@@ -72,7 +71,7 @@ impl Cloud {
         Ok(json!({"drivers": all}).to_string())
     }
 
-    /// Replaces the faults; all counts start anew.
+    /// Replaces the faults, and resets all counts.
     #[allow(clippy::needless_pass_by_value)] // a literal, which reads better without a reference
     pub fn fail(&self, faults: Value) -> Result<()> {
         let beside = self.faults.with_extension("new");
@@ -80,18 +79,18 @@ impl Cloud {
         std::fs::rename(&beside, &self.faults).context("putting the faults in place")
     }
 
-    /// The file that the cloud lives in.
+    /// The cloud's file.
     pub fn journal(&self) -> &Path {
         &self.state
     }
 
-    /// The way to look at VMs and to meddle with them.
+    /// The console, which reads and manipulates VMs.
     pub fn console(&self) -> Result<CloudConsole> {
         CloudConsole::open_at(&self.state, Arc::clone(&self.clock))
             .context("opening the console of the cloud")
     }
 
-    /// All VMs there are.
+    /// All existing VMs.
     pub fn vms(&self) -> Result<Vec<Vm>> {
         if !self.state.exists() {
             return Ok(Vec::new());
@@ -99,7 +98,7 @@ impl Cloud {
         self.console()?.vms().context("reading the cloud")
     }
 
-    /// Waits until there are exactly so many VMs.
+    /// Waits until exactly this number of VMs exists.
     pub async fn holds(&self, count: usize) -> Result<Vec<Vm>> {
         eventually(DEADLINE, &format!("{count} VMs in the cloud"), async || {
             let vms = self.vms()?;
@@ -109,7 +108,7 @@ impl Cloud {
         .await
     }
 
-    /// Every call so far, as it started and ended.
+    /// All calls so far, with an entry for each start and end.
     pub fn calls(&self) -> Result<Vec<CallLine>> {
         let text = match std::fs::read_to_string(&self.calls) {
             Ok(text) => text,
@@ -121,7 +120,7 @@ impl Cloud {
             .collect()
     }
 
-    /// How often a call was made for a machine.
+    /// The number of calls for a machine.
     pub fn count(&self, operation: Operation, machine: &str) -> Result<usize> {
         Ok(self
             .calls_for(machine)?
@@ -130,15 +129,15 @@ impl Cloud {
             .count())
     }
 
-    /// The calls that were made for a machine, as they started.
+    /// The starts of all calls for a machine.
     pub fn calls_for(&self, machine: &str) -> Result<Vec<CallLine>> {
         let started = |line: &CallLine| line.phase == Phase::Started && line.machine == machine;
         Ok(self.calls()?.into_iter().filter(started).collect())
     }
 }
 
-/// A drivers file of one driver, called `simulated` unless `entry` says otherwise. The cloud carries out what
-/// it was asked for at once, unless the case wants it later.
+/// A drivers file with a single driver, called `simulated` unless `entry` has another name. The cloud acts
+/// without a delay unless the case configures one.
 pub fn drivers_file(kind: Value, entry: Value) -> String {
     let mut driver = json!({"name": "simulated", "createSettleTime": "1s"});
     merge(&mut driver, kind);

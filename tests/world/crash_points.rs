@@ -1,7 +1,7 @@
-//! A provider that is killed at any moment starts again and reaches the end that it would have reached.
+//! A provider that is killed at any point starts again, and reaches the same end as without the kill.
 //!
-//! The moments are found by a run that is not killed: before and after each driver call and each write to the
-//! API server. After a call or a write that was carried out, its answer is lost.
+//! An undisturbed run determines the points: before and after each driver call and each write to the API
+//! server. At a point after a call or write, it is carried out, but its answer is lost.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,24 +21,25 @@ use crate::support::provider::Replica;
 use crate::support::{ByHand, Cloud, DEADLINE, Point, Provider, Side, Stage, Trap, World};
 
 const MACHINE: &str = "m";
-/// The machine that lives on while the collector is at work.
+/// The machine that remains while the collector works.
 const STAYS: &str = "stays";
 
-/// What the provider is in the middle of.
+/// The activity of the provider when it is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scenario {
     Create,
-    /// The machine adopts a VM that it did not make.
+    /// The machine adopts an existing VM.
     Adopt,
-    /// The driver refuses the create for good, and would refuse the same spec in a delete.
+    /// The driver permanently refuses the create, and would refuse a delete with the same spec.
     RefusedCreate,
-    /// The spec of a VM changes in a field that the driver can change.
+    /// A field that the driver can update changes in the spec.
     Update,
     Delete,
-    /// The machine went and left its VM, beside that of another machine: the collector deletes the one.
+    /// The machine was removed without its VM, next to the VM of another machine. The collector deletes only
+    /// the former.
     ///
-    /// A collector does not know of deletions that it has not seen itself, so a provider that starts again
-    /// deletes no orphan of before. There the other replica goes on, which has seen it.
+    /// A collector acts only on deletions that it has seen. After a restart, the provider therefore deletes
+    /// no older orphan. The other replica has seen the deletion, and continues.
     Collect,
 }
 
@@ -84,7 +85,7 @@ async fn survives_a_kill_at_any_point(scenario: Scenario) -> Result<()> {
     let mut replica = session.start(&undisturbed).await?;
     session.begin(&undisturbed).await?;
     session.finished().await?;
-    // A process that has ended writes nothing more.
+    // A terminated process writes nothing.
     replica.terminate().await?;
     let (calls, writes, end) = (undisturbed.calls(), undisturbed.writes(), session.end().await?);
     ensure!(
@@ -102,7 +103,7 @@ async fn survives_a_kill_at_any_point(scenario: Scenario) -> Result<()> {
     Ok(())
 }
 
-/// Kills the provider at a point, starts it again, and compares the end with that of the undisturbed run.
+/// Kills the provider at a point, starts it again, and compares the end with the undisturbed run.
 async fn killed_at(scenario: Scenario, point: Point, undisturbed_end: &Value) -> Result<()> {
     let session = Session::new(scenario).await?;
     let trap = Trap::at(point);
@@ -142,7 +143,7 @@ async fn killed_at(scenario: Scenario, point: Point, undisturbed_end: &Value) ->
     Ok(())
 }
 
-/// One run of a scenario.
+/// A single run of a scenario.
 struct Session {
     world: World,
     cloud: Cloud,
@@ -153,14 +154,14 @@ struct Session {
 }
 
 impl Session {
-    /// A world with nothing but another machine's VM of the same name in its cloud.
+    /// A world whose cloud has only the VM of another machine with the same name.
     async fn new(scenario: Scenario) -> Result<Self> {
         let world = World::new("crash").await?;
         let cloud = Cloud::new(&world);
         let stage = Stage::set(&world).await?;
         let mut machine = stage.machine(MACHINE);
         if scenario == Scenario::RefusedCreate {
-            // A look-up does not mind; a create does.
+            // A look-up ignores the failure domain; a create does not.
             machine = machine.machine("/spec/failureDomain", json!("nowhere"));
             let refused =
                 json!({"operation": "DeleteMachine", "machine": MACHINE, "code": "InvalidArgument"});
@@ -183,7 +184,7 @@ impl Session {
         })
     }
 
-    /// Starts a provider whose inventory does not come in between.
+    /// Starts a provider with an inventory that does not interfere.
     async fn start(&self, trap: &Trap) -> Result<Replica> {
         let drivers = self.cloud.drivers(json!({
             "addsMachineTag": self.scenario == Scenario::Adopt,
@@ -205,7 +206,7 @@ impl Session {
             .await
     }
 
-    /// Brings the machine to where the scenario begins, and begins it.
+    /// Prepares the machine for the scenario, and starts the scenario.
     async fn begin(&self, trap: &Trap) -> Result<()> {
         if matches!(
             self.scenario,
@@ -237,7 +238,7 @@ impl Session {
         }
     }
 
-    /// The other machine comes up, and the deletion of the machine has begun and failed.
+    /// The other machine comes up, and a deletion of the machine starts and fails.
     async fn deletion_that_fails(&self) -> Result<()> {
         self.stays.clone().create().await?;
         self.stays.provisioned().await?;
@@ -268,7 +269,7 @@ impl Session {
         match self.scenario {
             Scenario::Create => self.machine.provisioned().await.map(drop),
             Scenario::RefusedCreate => self.machine.until("refused", refused).await.map(drop),
-            // The identity is added once the VM is the machine's.
+            // The provider adds the identity after the adoption.
             Scenario::Adopt | Scenario::Update => self.machine.until("updated", updated).await.map(drop),
             Scenario::Delete => self.machine.gone().await,
             Scenario::Collect => {
@@ -278,14 +279,14 @@ impl Session {
                     Ok(())
                 })
                 .await?;
-                // The collector writes an event after that.
+                // The collector then writes an event.
                 tokio::time::sleep(Duration::from_millis(500)).await;
                 Ok(())
             }
         }
     }
 
-    /// The VMs of this cluster; those of others have to be as they were.
+    /// The VMs of this cluster. Checks that the VMs of others are unchanged.
     fn own_vms(&self) -> Result<Vec<Vm>> {
         let (own, others): (Vec<_>, Vec<_>) = self
             .cloud
@@ -296,7 +297,7 @@ impl Session {
         Ok(own)
     }
 
-    /// Everything that a user sees of the end, without what differs from run to run.
+    /// The visible end state, without parts that differ in each run.
     async fn end(&self) -> Result<Value> {
         let vms = self.own_vms()?;
         let kept: Vec<_> = vms.iter().map(|vm| json!([vm.name, vm.labels])).collect();
@@ -308,7 +309,7 @@ impl Session {
         {
             bail!("no VM has the providerID {id}: {vms:?}");
         }
-        // The outcome of a create that was cut short may stay unknown for ever.
+        // The result of an interrupted create may stay unknown forever.
         let record = identity::record(&machine).map(|record| {
             let made = record.made_from.map(|made| made.provider_spec);
             let state = record.state.is_known().then(|| record.state.name());
@@ -341,7 +342,7 @@ impl Session {
     }
 }
 
-/// The machine, with a VM of its name that another has made and that it is to adopt.
+/// The machine, with a foreign VM of its name that it should adopt.
 fn to_adopt(machine: ByHand, cloud: &Cloud, cluster_id: &str) -> Result<ByHand> {
     let mut planted = PlantedVm::new(cluster_id, MACHINE, "");
     planted.tags.remove(tags::MACHINE);

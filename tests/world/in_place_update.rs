@@ -1,7 +1,7 @@
 //! Updates in place: the hooks of the Runtime Extension, and the provider that updates VMs for them.
 //!
-//! The cases call the hooks as Cluster API does. `tests/suite` shows that the real one calls them, and that
-//! it updates or replaces machines by the answers.
+//! The cases call the hooks like Cluster API does. `tests/suite` shows that the real Cluster API calls them,
+//! and acts on the answers.
 
 mod in_flight;
 mod kills;
@@ -28,10 +28,10 @@ use crate::support::hooks::{
 use crate::support::provider::Replica;
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
-/// How long Cluster API looks at an update.
+/// How long Cluster API waits for an update.
 const LOOKS: Duration = Duration::from_secs(30);
 
-/// A provider that serves the extension, and a machine whose VM has the tier bronze.
+/// A provider with the extension, and a machine whose VM has the tier bronze.
 struct InPlace {
     world: World,
     cloud: Cloud,
@@ -39,7 +39,7 @@ struct InPlace {
     replica: Replica,
     hooks: Hooks,
     machine: ByHand,
-    /// The VM at first.
+    /// The VM before all updates.
     vm: Vm,
 }
 
@@ -48,7 +48,7 @@ impl InPlace {
         Self::with(case, json!({}), |provider| provider).await
     }
 
-    /// With further keys of the driver's entry, and another provider.
+    /// A case with further keys of the driver's entry, and a changed provider.
     async fn with(case: &str, entry: Value, change: impl FnOnce(Provider) -> Provider) -> Result<Self> {
         let world = World::new(case).await?;
         let cloud = Cloud::new(&world);
@@ -77,8 +77,8 @@ impl InPlace {
         Ok(())
     }
 
-    /// Calls UpdateMachine until its answer is as wanted. Meanwhile the status claims no spec that the VM
-    /// does not have.
+    /// Calls UpdateMachine until its answer is as wanted. Also checks that the status never claims a spec
+    /// that the VM does not have.
     async fn asked_until(&self, what: &str, is_wanted: impl Fn(&Value) -> bool) -> Result<()> {
         eventually(DEADLINE, what, async || {
             let answer = self.hooks.update(&self.machine).await?;
@@ -89,7 +89,7 @@ impl InPlace {
         .await
     }
 
-    /// Waits until UpdateMachine answers that the update goes on, with this text.
+    /// Waits until UpdateMachine answers with this text that the update is in progress.
     async fn answers(&self, text: &str) -> Result<()> {
         let has_text = |answer: &Value| {
             let message = answer["message"].as_str().unwrap_or_default();
@@ -99,13 +99,13 @@ impl InPlace {
             .await
     }
 
-    /// Waits until UpdateMachine answers that the update has ended, and ends it as core does.
+    /// Waits until UpdateMachine reports the end of the update, and ends it like core does.
     async fn finish(&self) -> Result<()> {
         self.asked_until("an update that has ended", has_ended).await?;
         self.machine.patch(in_progress(Value::Null)).await.map(drop)
     }
 
-    /// Checks that the VM is the one of the beginning, with these labels, and that nothing is left to do.
+    /// Checks that the original VM has these labels, and the update is complete.
     async fn is_updated_to(&self, labels: &Value) -> Result<()> {
         let is_done = |machine: &InfraMachine| {
             says(machine, VIRTUAL_MACHINE_UP_TO_DATE, "True", "UpToDate")
@@ -154,7 +154,7 @@ impl InPlace {
         Ok(())
     }
 
-    /// The answers of both questions, whether machines can get a provider spec in place.
+    /// The answers to both hooks that ask whether a provider spec can be applied in place.
     async fn can_update(&self, provider_spec: &Value) -> Result<[Value; 2]> {
         let current = self.machine.get().await?.spec;
         let mut desired = current.clone();
@@ -181,7 +181,7 @@ impl InPlace {
     }
 }
 
-/// The question whether a machine can get another provider spec.
+/// The request for CanUpdateMachine with another provider spec.
 async fn question(machine: &ByHand, provider_spec: &Value) -> Result<Value> {
     let current = serde_json::to_value(machine.get().await?)?;
     let mut desired = current.clone();
@@ -195,14 +195,14 @@ fn tier(tier: &str) -> Value {
     json!({"vmPool": "default", "size": "small", "tags": {"team": "a"}, "labels": {"tier": tier}})
 }
 
-/// As [`tier`], with a second label, which the driver changes after the first.
+/// Like [`tier`], with a second label. The driver changes it after the first one.
 fn both(name: &str) -> Value {
     let mut spec = tier(name);
     spec["labels"]["zoning"] = json!(name);
     spec
 }
 
-/// Checks that a question was answered with this failure.
+/// Checks that a hook answered with this failure.
 fn failed_because(answer: &Value, why: &str) -> Result<()> {
     let message = answer["message"].as_str().unwrap_or_default();
     ensure!(
@@ -212,7 +212,7 @@ fn failed_because(answer: &Value, why: &str) -> Result<()> {
     Ok(())
 }
 
-/// The JSON patch of the answer to a question; `None` where nothing is patched.
+/// The JSON patch in an answer; `None` if nothing is patched.
 fn patch_of(answer: &Value) -> Result<Option<json_patch::Patch>> {
     ensure!(answer["status"] == "Success", "{answer}");
     let patches = ["infrastructureMachineTemplatePatch", "infrastructureMachinePatch"];
@@ -221,7 +221,7 @@ fn patch_of(answer: &Value) -> Result<Option<json_patch::Patch>> {
     patch.transpose()
 }
 
-/// A driver that is away is no reason to replace machines, and no proof that they can be kept.
+/// While the driver is down, machines must neither be replaced nor count as updatable.
 #[tokio::test(start_paused = true)]
 async fn while_the_driver_is_away_no_question_is_answered() -> Result<()> {
     let in_place = InPlace::new("in-place-away").await?;
@@ -252,7 +252,7 @@ async fn while_the_driver_is_away_no_question_is_answered() -> Result<()> {
     Ok(())
 }
 
-/// With `maxSurge: 0` an old machine would go before the new one fails.
+/// With `maxSurge: 0`, an old machine would be deleted before the new one fails.
 #[tokio::test(start_paused = true)]
 async fn a_spec_that_no_machine_can_be_made_from_is_refused() -> Result<()> {
     let in_place = InPlace::new("in-place-refused").await?;
@@ -305,7 +305,7 @@ async fn a_failed_update_is_reported_and_taken_back_at_the_driver() -> Result<()
     in_place.finish().await?;
     in_place.is_updated_to(&json!({"tier": "silver"})).await?;
 
-    // The VM is changed, and the answer is lost.
+    // The VM changes, but the answer is lost.
     cloud.fail(json!([{"operation": "UpdateMachine", "loseResponse": "Aborted"}]))?;
     begin_update(machine, tier("gold")).await?;
     in_place.answers("Aborted: UpdateMachine").await?;
@@ -315,7 +315,7 @@ async fn a_failed_update_is_reported_and_taken_back_at_the_driver() -> Result<()
     in_place.finish().await?;
     in_place.is_updated_to(&json!({"tier": "silver"})).await?;
 
-    // And deleted in the middle of another one.
+    // Then the machine is deleted during another update.
     cloud.fail(json!([{"operation": "UpdateMachine", "code": "Aborted"}]))?;
     begin_update(machine, tier("gold")).await?;
     in_place.answers("Aborted: UpdateMachine").await?;
@@ -324,8 +324,8 @@ async fn a_failed_update_is_reported_and_taken_back_at_the_driver() -> Result<()
     cloud.holds(0).await.map(drop)
 }
 
-/// UPD-03: when the driver fails, one of two changed labels has its new value. The last applied spec takes
-/// that back, and the same spec again brings the rest.
+/// UPD-03: when the driver fails, only one of two labels has changed. The last applied spec reverts it, and
+/// the new spec completes the update.
 #[tokio::test(start_paused = true)]
 async fn a_half_updated_vm_reaches_the_old_spec_and_the_new_one() -> Result<()> {
     let in_place = InPlace::new("in-place-half").await?;
@@ -359,7 +359,7 @@ impl InPlace {
     }
 }
 
-/// The faults of a driver that does half of an update, and then fails.
+/// The faults of a driver that performs half of an update, and then fails.
 fn half() -> Value {
     json!([
         {"operation": "UpdateMachine", "half": "Aborted", "count": 1},
@@ -367,8 +367,8 @@ fn half() -> Value {
     ])
 }
 
-/// Cluster API 1.14 calls one extension alone, which may be another one: the VM is left alone until its
-/// update has ended, also after a restart. The rest of the spec is then applied, or reported.
+/// Cluster API 1.14 calls a single extension, which may be another one. The provider leaves the VM alone
+/// until that update has ended, even after a restart. Then it applies or reports the rest of the spec.
 #[tokio::test(start_paused = true)]
 async fn an_update_of_another_extension_is_left_to_it() -> Result<()> {
     let mut in_place = InPlace::new("in-place-other").await?;
@@ -404,8 +404,8 @@ async fn an_update_of_another_extension_is_left_to_it() -> Result<()> {
     in_place.has_labels(&json!({"tier": "gold"}))
 }
 
-/// A generation that was observed proves nothing about the VM: after a restart, while the driver's
-/// capabilities are unknown, the update is not done.
+/// An observed generation does not prove the state of the VM. After a restart, the update is incomplete while
+/// the driver's capabilities are unknown.
 #[tokio::test(start_paused = true)]
 async fn an_update_is_not_done_while_the_driver_is_unknown() -> Result<()> {
     let mut in_place = InPlace::new("in-place-restart").await?;

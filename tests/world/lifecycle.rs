@@ -65,7 +65,7 @@ async fn create_and_delete_are_all_that_a_driver_needs() -> Result<()> {
     Ok(())
 }
 
-/// A provider that is killed and started again takes over what it finds, and calls nothing for it.
+/// A provider that is killed and restarted adopts the existing state without any call.
 #[tokio::test(start_paused = true)]
 async fn a_restart_takes_over_what_is_there() -> Result<()> {
     let world = World::new("restart").await?;

@@ -1,5 +1,5 @@
-//! What `clusterctl move` finds at the source: objects that block a move, and objects that it deletes. What a
-//! backup leaves out.
+//! The effects of `clusterctl move` at the source: objects may block a move, and the move deletes objects.
+//! Also the parts that a backup lacks.
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::annotations;

@@ -95,8 +95,9 @@ async fn a_node_is_freed_of_its_taint_once_its_vm_is_initialized() -> Result<()>
     removals(&world, 2).await
 }
 
-/// INI-05: a workload cluster that takes connections and never answers, a kubeconfig that would have the
-/// provider run a program, and a Node of another machine are each shown, and hold up no other machine.
+/// INI-05: three failures are each reported and do not delay other machines. A workload cluster accepts
+/// connections but never answers, a kubeconfig would make the provider run a program, and a Node belongs to
+/// another machine.
 #[tokio::test(start_paused = true)]
 async fn a_workload_cluster_that_never_answers_is_reported() -> Result<()> {
     let world = World::new("taint-away").await?;

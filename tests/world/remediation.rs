@@ -1,4 +1,4 @@
-//! InfraMachineRemediations: the provider restarts a VM, as often as the strategy allows, before the owner
+//! InfraMachineRemediations: the provider restarts a VM, up to the strategy's limit, before the owner
 //! replaces its Machine.
 
 use std::time::Duration;
@@ -18,23 +18,23 @@ use serde_json::{Value, json};
 use crate::support::fleet::objects;
 use crate::support::{ByHand, Cloud, DEADLINE, Point, Provider, Side, Trap, World};
 
-/// Long enough for another restart, if the provider made one.
+/// Long enough for an unwanted restart.
 const A_WHILE: Duration = Duration::from_secs(5);
 
-/// Between looks at a state that stays: a refused restart is repeated after minutes.
+/// The interval between checks of a lasting state: a refused restart is repeated only after minutes.
 const LOOK: Duration = Duration::from_secs(1);
 
 const OWNERS_TURN: [&str; 3] = ["OwnerRemediated", "HealthCheckSucceeded", "ExternallyRemediated"];
 
-/// A world with machines that run.
+/// A world with running machines.
 async fn world_with(case: &str, config: Value, names: &[&str]) -> Result<(World, Cloud, Vec<ByHand>)> {
     let world = World::new(case).await?;
     let cloud = Cloud::new(&world);
     let mut provider = Provider::new(cloud.drivers(config)).start(&world).await?;
     let machines = running(&world, names).await?;
     provider.terminate().await?;
-    // An event is named by its object's name and the time: one about a remediation must not come at the time
-    // of one about the InfraMachine.
+    // The name of an event consists of its object's name and the time, so an event about a remediation must
+    // have another time than one about the InfraMachine.
     tokio::time::sleep(Duration::from_millis(10)).await;
     Ok((world, cloud, machines))
 }
@@ -50,7 +50,7 @@ async fn running(world: &World, names: &[&str]) -> Result<Vec<ByHand>> {
     Ok(machines)
 }
 
-/// A provider whose driver waits an hour for the answers to changes.
+/// A provider whose driver waits an hour for the answer to a change.
 fn patient(cloud: &Cloud) -> Provider {
     let entry = json!({"timeouts": {"restartMachine": "1h", "updateMachine": "1h"}});
     Provider::new(cloud.drivers_with(entry, json!({})))
@@ -83,7 +83,7 @@ async fn a_driver_that_cannot_restart_leaves_the_machine_to_its_owner() -> Resul
     restarts(&cloud, "m", 0).await
 }
 
-/// A pause keeps the VM as it is; an earlier restart is not made again.
+/// A pause leaves the VM alone, and an earlier restart is not repeated.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_restarted_while_paused() -> Result<()> {
     let (world, cloud, _) = world_with("restart-paused", json!({}), &["m"]).await?;
@@ -134,7 +134,7 @@ async fn nothing_is_restarted_while_paused() -> Result<()> {
         let found = remediation(&world, "m").await?.context("no remediation")?;
         let phase = found.status.and_then(|status| status.phase);
         ensure!(phase == Some(RemediationPhase::Restarting), "{phase:?}");
-        // The Machine shows it first.
+        // The Machine shows the condition first.
         let shown = of(&machine(&world, "m").await?, "ExternallyRemediated");
         ensure!(
             shown["status"] == "True" && shown["reason"] == reason::RESTARTED,
@@ -145,7 +145,7 @@ async fn nothing_is_restarted_while_paused() -> Result<()> {
     Ok(())
 }
 
-/// A restart in flight delays no deletion, is not made again, and leaves no VM.
+/// A restart in flight does not delay the deletion, is not repeated, and leaves no VM.
 #[tokio::test(start_paused = true)]
 async fn a_machine_deleted_during_a_restart_takes_its_vm_along() -> Result<()> {
     let (world, cloud, machines) = world_with("restart-deleted", json!({}), &["m"]).await?;
@@ -169,8 +169,8 @@ async fn a_machine_deleted_during_a_restart_takes_its_vm_along() -> Result<()> {
     cloud.holds(0).await.map(drop)
 }
 
-/// CMI-09: a driver that locks a VM while it changes it would refuse the restart, and the Machine would be
-/// replaced for that.
+/// CMI-09: a driver that locks a VM during a change would refuse the restart, and its Machine would be
+/// replaced.
 #[tokio::test(start_paused = true)]
 async fn a_vm_is_restarted_after_its_update_has_ended() -> Result<()> {
     let names = ["updated", "first", "second"];
@@ -188,7 +188,8 @@ async fn a_vm_is_restarted_after_its_update_has_ended() -> Result<()> {
     })
     .await?;
 
-    // A refused attempt does not let the next one in. By the time of another restart it has been looked at.
+    // A refused attempt does not admit the next one. The other VM's restart shows that the provider has
+    // checked it.
     for (attempt, other) in (1..).zip([first, second]) {
         for made in [updated, other] {
             let owner = machine(&world, &made.name).await?;
@@ -215,14 +216,14 @@ async fn a_vm_is_restarted_after_its_update_has_ended() -> Result<()> {
     Ok(())
 }
 
-/// The remediation during which the provider is killed.
+/// The remediation that the kill interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scenario {
-    /// It restarts the VM, and reports that on the Machine.
+    /// The provider restarts the VM, and reports the restart on the Machine.
     Restart,
-    /// As before, and then it leaves the Machine to its owner.
+    /// After the restart, the provider leaves the Machine to its owner.
     OwnersTurn,
-    /// The driver refuses the restart, which is taken back, and made later.
+    /// The driver refuses the restart. The provider reverts the record, and restarts later.
     TakenBack,
 }
 
@@ -247,7 +248,7 @@ async fn survives_a_kill_at_any_point(scenario: Scenario) -> Result<()> {
     ended(&world, scenario).await?;
     restarted(&cloud, 1..=1)?;
     let (calls, writes) = (undisturbed.calls(), undisturbed.writes());
-    // The record, the Machine's status and the remediation's own.
+    // The writes are the record, the Machine's status and the remediation's status.
     ensure!(!calls.is_empty() && writes.len() >= 3, "{calls:?}, {writes:?}");
     // The first write to the Machine comes after the restart.
     let reports = writes.iter().position(|write| write == "PATCH machines/status");
@@ -262,7 +263,7 @@ async fn survives_a_kill_at_any_point(scenario: Scenario) -> Result<()> {
     Ok(())
 }
 
-/// A world in which a remediation was made, with a provider that ends at a point.
+/// A world with a remediation, and a provider that ends at a point.
 async fn begun(scenario: Scenario, trap: &Trap) -> Result<(World, Cloud)> {
     let (world, cloud, _) = world_with("restart-killed", json!({}), &["m"]).await?;
     let provider = without_inventory(&cloud).caught_in(trap);
@@ -287,7 +288,7 @@ async fn begun(scenario: Scenario, trap: &Trap) -> Result<(World, Cloud)> {
     Ok((world, cloud))
 }
 
-/// Kills the provider at a point at which so many restarts are certain.
+/// Kills the provider at a point. `certain` is the number of restarts that must have happened by then.
 async fn killed_at(scenario: Scenario, point: Point, certain: usize) -> Result<()> {
     let trap = Trap::at(point);
     let (world, cloud) = begun(scenario, &trap).await?;
@@ -297,7 +298,7 @@ async fn killed_at(scenario: Scenario, point: Point, certain: usize) -> Result<(
     );
     let _again = without_inventory(&cloud).start(&world).await?;
     ended(&world, scenario).await?;
-    // A restart that may have been made is not made again; then the VM may not have been restarted at all.
+    // An uncertain restart is not repeated, even though the VM may never have been restarted.
     restarted(&cloud, certain..=1)?;
     tokio::time::sleep(A_WHILE).await;
     restarted(&cloud, certain..=1)?;
@@ -317,7 +318,7 @@ async fn ended(world: &World, scenario: Scenario) -> Result<()> {
     }
 }
 
-/// How often the driver has restarted a VM.
+/// Checks how often the driver has restarted a VM.
 fn restarted(cloud: &Cloud, allowed: std::ops::RangeInclusive<usize>) -> Result<()> {
     let calls = cloud.calls()?;
     let is_restart = |call: &&CallLine| {
@@ -330,8 +331,8 @@ fn restarted(cloud: &Cloud, allowed: std::ops::RangeInclusive<usize>) -> Result<
     Ok(())
 }
 
-/// A restart counts where the machine was moved to. It is not made there again, also if its answer comes
-/// after the move, and the time of the Node goes on.
+/// A restart counts after a move. The target does not repeat it, even if the answer comes after the move, and
+/// the Node's time continues.
 #[tokio::test(start_paused = true)]
 async fn a_restart_in_flight_counts_after_a_move() -> Result<()> {
     let (source, cloud, _) = world_with("restart-moved", json!({}), &["m"]).await?;
@@ -360,7 +361,7 @@ async fn a_restart_in_flight_counts_after_a_move() -> Result<()> {
     Ok(())
 }
 
-/// Makes a remediation as a MachineHealthCheck makes it.
+/// Creates a remediation like a MachineHealthCheck.
 async fn remediate(world: &World, name: &str, spec: &Value) -> Result<()> {
     let request = request(world, &machine(world, name).await?, spec);
     management_cluster::apply(&world.admin, request).await.map(drop)
@@ -382,7 +383,7 @@ fn request(world: &World, machine: &DynamicObject, spec: &Value) -> Value {
     })
 }
 
-/// Waits until a remediation reports so many restarts.
+/// Waits until a remediation reports this number of restarts.
 async fn restarting(world: &World, name: &str, count: i32) -> Result<()> {
     eventually(DEADLINE, "a restart that is shown", async || {
         tokio::time::sleep(LOOK).await;
@@ -397,7 +398,7 @@ async fn restarting(world: &World, name: &str, count: i32) -> Result<()> {
     .await
 }
 
-/// Waits until a Machine is left to its owner, which would replace it.
+/// Waits until a Machine is left to its owner for replacement.
 async fn left_to_its_owner(world: &World, name: &str) -> Result<()> {
     eventually(DEADLINE, "a Machine that is left to its owner", async || {
         tokio::time::sleep(LOOK).await;
@@ -430,7 +431,7 @@ fn annotated(paused: bool) -> Value {
     json!({"metadata": {"annotations": {annotations::PAUSED: value}}})
 }
 
-/// Waits until the driver was asked to restart a VM so often.
+/// Waits until the driver got this number of restart calls for a VM.
 async fn restarts(cloud: &Cloud, machine: &str, times: usize) -> Result<()> {
     eventually(DEADLINE, "the restarts", async || {
         let calls = cloud.count(Operation::RestartMachine, machine)?;
@@ -440,7 +441,7 @@ async fn restarts(cloud: &Cloud, machine: &str, times: usize) -> Result<()> {
     .await
 }
 
-/// How many calls for restarts have ended, of any VM.
+/// The number of restart calls that have ended, for all VMs.
 fn ended_restarts(cloud: &Cloud) -> Result<usize> {
     let calls = cloud.calls()?;
     let is_end = |call: &&CallLine| call.operation == Operation::RestartMachine && call.phase == Phase::Ended;
@@ -485,7 +486,7 @@ async fn machine(world: &World, name: &str) -> Result<DynamicObject> {
     Ok(machines.get(name).await?)
 }
 
-/// A condition of an object of Cluster API.
+/// A condition of a Cluster API object.
 fn of(object: &DynamicObject, type_: &str) -> Value {
     let all = object.data["status"]["conditions"].as_array();
     all.into_iter()

@@ -45,8 +45,8 @@ impl Lagging {
         let world = World::without_core(case).await?;
         let cloud = Cloud::new(&world);
         let stage = Stage::set(&world).await?;
-        // The driver lags for longer than the provider: a new VM is not found for five seconds. A create
-        // takes long enough for other clients to write meanwhile.
+        // The driver's cache lags longer than the provider's: a new VM is not found for five seconds. A
+        // create is slow enough for other clients to write during the call.
         cloud.fail(json!([{"operation": "CreateMachine", "latencyMs": 1000}]))?;
         let late = json!({"hideNewSeconds": 5, "consistencyWindowSeconds": 5});
         let provider = Provider::new(cloud.drivers(late)).start(&world).await?;

@@ -135,8 +135,8 @@ async fn a_machine_has_the_hook_while_it_opts_in_and_the_feature_is_on() -> Resu
     hook(&world, "o-1", false).await
 }
 
-/// A pause holds a drain: no pod is evicted and no hook is removed before it ends. The drain of another
-/// machine goes on meanwhile, which shows that there was time for it.
+/// A pause holds a drain: no pod is evicted and no hook is removed before it ends. Another machine's drain
+/// continues, which shows that there was enough time.
 #[tokio::test(start_paused = true)]
 async fn a_paused_drain_continues_where_it_was() -> Result<()> {
     let world = World::new("volumes-paused").await?;

@@ -142,7 +142,7 @@ async fn capacity_that_is_back_ends_the_waits_for_it() -> Result<()> {
     Ok(())
 }
 
-/// It waits with those that were not tried.
+/// The refused machine waits together with the machines that were not tried.
 #[tokio::test(start_paused = true)]
 async fn refused_machine_retries_when_a_vm_of_its_class_is_deleted() -> Result<()> {
     let world = World::new("refused").await?;

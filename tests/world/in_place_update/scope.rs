@@ -14,7 +14,7 @@ use crate::support::hooks::{CAN_UPDATE_MACHINE, Hooks, begin_update, has_ended};
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 use cmi_driver::Operation;
 
-/// Calls both hooks, each of which fails for this reason, and begins no update.
+/// Checks that both hooks fail for this reason, and start no update.
 async fn refuses(hooks: &Hooks, machine: &ByHand, why: &str) -> Result<()> {
     let question = question(machine, &tier("gold")).await?;
     failed_because(&hooks.call(CAN_UPDATE_MACHINE, &question).await?, why)?;

@@ -1,4 +1,4 @@
-//! `clusterctl move`, as far as the provider meets it.
+//! The effects of `clusterctl move` on the provider.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::{DEADLINE, World};
 
 const CORE: (&str, &str) = ("cluster.x-k8s.io", "v1beta2");
 const INFRA: (&str, &str) = ("infrastructure.capcmi.io", "v1alpha1");
-/// In the order in which owners come before what they own.
+/// The moved kinds: owners come before their dependents.
 const MOVED: [((&str, &str), &str); 7] = [
     (CORE, "Cluster"),
     (INFRA, "InfraCluster"),
@@ -26,7 +26,7 @@ const MOVED: [((&str, &str), &str); 7] = [
 ];
 
 impl World {
-    /// As [`World::move_to`], once no InfraMachine blocks the move: its provider has to run.
+    /// Like [`World::move_to`], after no InfraMachine blocks the move. The provider must run.
     pub async fn move_when_unblocked(&self, target: &Self) -> Result<()> {
         self.pause_clusters(true).await?;
         let machines = objects(self, INFRA.0, INFRA.1, "InfraMachine");
@@ -44,8 +44,8 @@ impl World {
         self.move_to(target).await
     }
 
-    /// Moves the objects of the namespace as `clusterctl move` does. Clusters are paused meanwhile. Owner
-    /// references get the new UIDs. Status and deletion timestamp stay behind.
+    /// Moves the objects of the namespace like `clusterctl move`, while Clusters are paused. Owner references
+    /// get the new UIDs. Status and deletion timestamp are not moved.
     pub async fn move_to(&self, target: &Self) -> Result<()> {
         self.pause_clusters(true).await?;
         let mut uids = BTreeMap::new();
@@ -84,7 +84,7 @@ impl World {
     }
 }
 
-/// An object for the target, whose owners have the new UIDs.
+/// A copy of an object for the target, with the owners' new UIDs.
 fn copy(object: &DynamicObject, uids: &BTreeMap<Option<String>, Option<String>>) -> DynamicObject {
     let mut copy = object.clone();
     if let Some(fields) = copy.data.as_object_mut() {

@@ -1,4 +1,4 @@
-//! The provider: the real manager, as a process that can end at any moment.
+//! The provider: the real manager, as a process that may end at any time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub struct Provider {
 /// Decides the fate of each request to the API server.
 type RequestsMeet = Arc<dyn Fn(&Call) -> Fate + Send + Sync>;
 
-/// A provider that runs. It is killed when this is dropped.
+/// A running provider. Dropping this kills it.
 pub struct Replica {
     trap: Trap,
     metrics: Arc<Metrics>,
@@ -47,7 +47,7 @@ pub struct Replica {
 }
 
 impl Provider {
-    /// A provider with a drivers file as [`super::Cloud`] writes it.
+    /// A provider with a drivers file from [`super::Cloud`].
     pub fn new(drivers: impl Into<String>) -> Self {
         Self {
             drivers: drivers.into(),
@@ -70,31 +70,31 @@ impl Provider {
         }
     }
 
-    /// With other options of the controllers.
+    /// Changes the options of the controllers.
     pub fn with(mut self, change: impl FnOnce(&mut ControllerOptions)) -> Self {
         change(&mut self.options);
         self
     }
 
-    /// As a replica that acts only while it leads.
+    /// Makes it a replica that acts only while it leads.
     pub fn elected(mut self, election: Election) -> Self {
         self.election = Some(election);
         self
     }
 
-    /// Ends at the point of this trap.
+    /// Makes it end at the trap's point.
     pub fn caught_in(mut self, trap: &Trap) -> Self {
         self.trap = Some(trap.clone());
         self
     }
 
-    /// Its requests to each API server meet the fate that `fate` decides, unless the process has ended.
+    /// Lets `fate` decide about its requests to each API server, until the process ends.
     pub fn requests_meet(mut self, fate: impl Fn(&Call) -> Fate + Send + Sync + 'static) -> Self {
         self.requests_meet = Arc::new(fate);
         self
     }
 
-    /// Starts it. It may not be ready yet when this returns.
+    /// Starts the provider. It may not be ready when this returns.
     pub async fn start(&self, world: &World) -> Result<Replica> {
         let trap = self.trap.clone().unwrap_or_else(Trap::counting);
         let metrics = Arc::new(Metrics::new());
@@ -135,16 +135,16 @@ impl Provider {
 }
 
 impl Replica {
-    /// Ends it without notice: nothing that it has begun reaches the world any more.
+    /// Kills the provider: its started requests have no effect.
     pub fn kill(&mut self) {
         self.trap.kill();
         self.run.abort();
     }
 
-    /// Asks it to stop, and waits until it has.
+    /// Asks the provider to stop, and waits for its end.
     pub async fn terminate(&mut self) -> Result<()> {
         if let Some(stop) = self.stop.take() {
-            // It may have ended by itself, which the next line tells.
+            // If the provider has already ended, the next line reports it.
             let _ended = stop.send(());
         }
         (&mut self.run)
@@ -153,28 +153,28 @@ impl Replica {
             .context("the manager failed")
     }
 
-    /// Waits until it ends, and returns the reason.
+    /// Waits for the provider's end, and returns the reason.
     pub async fn ended(&mut self) -> Result<Result<(), manager::Error>> {
         (&mut self.run).await.context("awaiting the manager")
     }
 
-    /// Its trap.
+    /// The trap of the provider.
     pub fn trap(&self) -> &Trap {
         &self.trap
     }
 
-    /// The hooks of its Runtime Extension, for one caller.
+    /// The hooks of its Runtime Extension, for a single caller.
     pub async fn hooks(&mut self) -> Result<Hooks> {
         let hooks = self.hooks.take().context("the hooks were taken before")?;
         Ok(Hooks::new(hooks.await.context("the manager serves no hooks")?))
     }
 
-    /// The text that `/metrics` has.
+    /// The content of `/metrics`.
     pub fn metrics(&self) -> String {
         self.metrics.encode()
     }
 
-    /// A sample of its metrics, named with all labels.
+    /// The value of a metric, given its name with all labels.
     pub fn sample(&self, name: &str) -> Result<f64> {
         let text = self.metrics();
         let value = text
@@ -184,7 +184,7 @@ impl Replica {
         value.trim().parse().with_context(|| format!("reading {name}"))
     }
 
-    /// Waits until `/metrics` says whether the driver `simulated` can be reached.
+    /// Waits until `/metrics` reports whether the driver `simulated` is reachable.
     pub async fn finds_driver_reachable(&self, reachable: bool) -> Result<()> {
         let value = u8::from(reachable);
         let line = format!(r#"capcmi_driver_reachable{{driver="simulated"}} {value}"#);

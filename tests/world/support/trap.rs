@@ -1,4 +1,4 @@
-//! The trap in which a provider is caught: a write or a call at which its process ends.
+//! A trap for a provider: its process ends at a write or a call.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Where a process ends.
+/// The point where a process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Point {
-    /// At its n-th call of a driver, counted from 0.
+    /// At its n-th driver call, counted from 0.
     Call(usize, Side),
     /// At its n-th write to the API server, counted from 0.
     Write(usize, Side),
@@ -27,7 +27,7 @@ pub enum Side {
     After,
 }
 
-/// Counts the writes and calls of one process, and ends it at a point. Clones share it.
+/// Counts the writes and calls of one process, and ends it at a point. Clones share the state.
 #[derive(Clone, Default)]
 pub struct Trap(Arc<Shared>);
 
@@ -41,17 +41,17 @@ struct Shared {
 struct State {
     point: Option<Point>,
     is_armed: bool,
-    /// The process has ended: nothing of it reaches the world any more.
+    /// The process has ended: its requests have no effect.
     is_dead: bool,
-    /// The API server can't be reached.
+    /// The process can't reach the API server.
     is_cut_off: bool,
-    /// When the first and the last call of a driver began, whether or not the trap was armed.
+    /// When the first and the last driver call began. Also set while the trap is not armed.
     called: Option<(Instant, Instant)>,
     calls: Vec<Operation>,
     writes: Vec<String>,
 }
 
-/// What becomes of a driver call.
+/// The fate of a driver call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallFate {
     /// It is made and answered.
@@ -68,19 +68,19 @@ impl Trap {
         Self::default()
     }
 
-    /// A trap at a point.
+    /// A trap with a point.
     pub fn at(point: Point) -> Self {
         let trap = Self::default();
         trap.0.state.lock().point = Some(point);
         trap
     }
 
-    /// Counts from now on.
+    /// Starts to count.
     pub fn arm(&self) {
         self.0.state.lock().is_armed = true;
     }
 
-    /// Ends the process: what it sends from now on is lost.
+    /// Ends the process. All later requests are lost.
     pub fn kill(&self) {
         self.0.state.lock().is_dead = true;
     }
@@ -90,12 +90,12 @@ impl Trap {
         self.0.state.lock().is_dead
     }
 
-    /// Cuts the process off from the API server: its requests are lost from now on.
+    /// Cuts the process off from the API server. All later requests are lost.
     pub fn cut_off(&self) {
         self.0.state.lock().is_cut_off = true;
     }
 
-    /// When the first and the last call of a driver began, but for probes.
+    /// When the first and the last driver call began, except for probes.
     pub fn called(&self) -> Option<(Instant, Instant)> {
         self.0.state.lock().called
     }
@@ -105,17 +105,17 @@ impl Trap {
         self.0.sprung.notified().await;
     }
 
-    /// The driver calls so far, but for probes.
+    /// The driver calls so far, except for probes.
     pub fn calls(&self) -> Vec<Operation> {
         self.0.state.lock().calls.clone()
     }
 
-    /// The writes so far, such as `PATCH inframachines/status`, but for events.
+    /// The writes so far, such as `PATCH inframachines/status`, except for events.
     pub fn writes(&self) -> Vec<String> {
         self.0.state.lock().writes.clone()
     }
 
-    /// Both sides of each call and each write so far.
+    /// Both sides of each call and write so far.
     pub fn points(&self) -> Vec<Point> {
         let state = self.0.state.lock();
         let sides = [Side::Before, Side::After];
@@ -124,7 +124,7 @@ impl Trap {
         calls.chain(writes).collect()
     }
 
-    /// What becomes of a request to the API server.
+    /// The fate of a request to the API server.
     pub fn on_request(&self, call: &Call) -> Fate {
         let mut state = self.0.state.lock();
         if state.is_dead || state.is_cut_off {
@@ -133,7 +133,7 @@ impl Trap {
         let is_counted = call.is_write()
             && call.method != Method::DELETE
             && !call.path.starts_with("/apis/authorization.k8s.io")
-            // Both replicas write to their Lease, at no certain time.
+            // Both replicas write their Lease, at irregular times.
             && !call.path.contains("/leases")
             && !call.path.contains("validatingadmissionpolic");
         if !state.is_armed || !is_counted {
@@ -154,7 +154,7 @@ impl Trap {
         }
     }
 
-    /// What becomes of a driver call.
+    /// The fate of a driver call.
     pub fn on_call(&self, operation: Operation) -> CallFate {
         let mut state = self.0.state.lock();
         if state.is_dead {
@@ -181,7 +181,7 @@ impl Trap {
     }
 }
 
-/// The method of a request and the resource that it is about: `PATCH inframachines/status`.
+/// The method and resource of a request: `PATCH inframachines/status`.
 pub fn name_of(call: &Call) -> String {
     let parts: Vec<_> = call.path.split('/').collect();
     // The plural follows the group and version, or the namespace.

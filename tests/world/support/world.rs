@@ -1,4 +1,4 @@
-//! The management cluster, the workload cluster, and what a case does to them by hand.
+//! The management cluster and the workload cluster of a case, both in memory.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use super::plugin::Plugins;
 
 /// The server in kubeconfigs of the workload cluster.
 const WORKLOAD: &str = "https://workload.invalid";
-/// The server of a workload cluster that takes requests and never answers.
+/// The server of a workload cluster that accepts requests and never answers.
 const SILENT: &str = "https://silent.invalid";
 
 /// A management cluster with one namespace, and a workload cluster, both in memory.
@@ -34,13 +34,13 @@ pub struct World {
     pub workload: FakeApiServer,
     /// A workload cluster that never answers; see [`World::silent_kubeconfig`].
     pub silent: FakeApiServer,
-    /// The administrator.
+    /// A client with the administrator's rights.
     pub admin: Client,
     /// The namespace of the case.
     pub namespace: String,
     /// Files of the case.
     pub folder: PathBuf,
-    /// The plugins that listen, by their endpoints.
+    /// The listening plugins, by endpoint.
     pub plugins: Plugins,
     clock: TimerClock,
     _folder: Arc<TempDir>,
@@ -48,7 +48,7 @@ pub struct World {
 }
 
 impl World {
-    /// An empty world. Tokio's clock has to be paused: `#[tokio::test(start_paused = true)]`.
+    /// An empty world. It requires tokio's paused clock: `#[tokio::test(start_paused = true)]`.
     pub async fn new(case: &str) -> Result<Self> {
         let world = Self::without_core(case).await?;
         let core = Core::start(&world.management, &world.workload);
@@ -58,9 +58,9 @@ impl World {
         })
     }
 
-    /// A world without Cluster API's core, for cases with a [`super::Stage`]. Days pass quickly.
+    /// A world without Cluster API's core, for cases with a [`super::Stage`]. Days pass quickly there.
     pub async fn without_core(case: &str) -> Result<Self> {
-        // RUST_LOG shows what a failed case did. Another case may have begun before.
+        // With RUST_LOG, the log of a failed case is visible. Another case may have set it up already.
         let logs = tracing_subscriber::fmt().with_env_filter(EnvFilter::from_default_env());
         let _begun = logs.with_test_writer().try_init();
         wall_clock::follow_tokio();
@@ -85,7 +85,7 @@ impl World {
         Ok(world)
     }
 
-    /// The same namespace in another management cluster, which has the same workload cluster.
+    /// The same namespace in another management cluster, with the same workload cluster.
     pub async fn elsewhere(&self) -> Result<Self> {
         let management = FakeApiServer::new(management_kinds());
         let world = Self {
@@ -98,7 +98,7 @@ impl World {
         Ok(world)
     }
 
-    /// Makes the namespace, and the admission policies that a provider which ran before has left.
+    /// Creates the namespace, and the admission policies of an earlier provider.
     async fn prepare(&self) -> Result<()> {
         self.make_namespace().await?;
         for policy in as_installed().context("printing the admission policies")? {
@@ -151,7 +151,7 @@ impl World {
         kubeconfig(&json!({"server": WORKLOAD}), &json!({"token": "t"}))
     }
 
-    /// A kubeconfig that leads to a workload cluster which never answers.
+    /// The kubeconfig of a workload cluster that never answers.
     pub fn silent_kubeconfig() -> String {
         kubeconfig(&json!({"server": SILENT}), &json!({"token": "t"}))
     }
@@ -167,18 +167,18 @@ impl World {
         management_cluster::apply(&self.admin, secret).await.map(drop)
     }
 
-    /// Applies YAML, in which `$NS` stands for the namespace.
+    /// Applies YAML after it has replaced `$NS` with the namespace.
     pub async fn apply(&self, yaml: &str) -> Result<Vec<DynamicObject>> {
         apply_yaml(&self.admin, &yaml.replace("$NS", &self.namespace)).await
     }
 
-    /// A Cluster with our InfraCluster, an initialized control plane, the kubeconfig of the workload cluster
-    /// and bootstrap data.
+    /// Creates a Cluster with our InfraCluster, an initialized control plane, the workload cluster's
+    /// kubeconfig and bootstrap data.
     pub async fn cluster(&self, name: &str) -> Result<()> {
         self.cluster_with(name, json!({})).await
     }
 
-    /// As [`World::cluster`], with this spec of the InfraCluster besides its endpoint.
+    /// Like [`World::cluster`], with this spec of the InfraCluster in addition to its endpoint.
     pub async fn cluster_with(&self, name: &str, mut spec: Value) -> Result<()> {
         spec["controlPlaneEndpoint"] = json!({"host": "127.0.0.1", "port": 6443});
         let metadata = json!({"name": name, "namespace": self.namespace});
