@@ -4,12 +4,10 @@
     hack/prose.py                  check all texts; the counts by page, crate and folder
     hack/prose.py PATH...          only texts below these paths, with a line for each file
     hack/prose.py --worst N        also the N worst sentences
-    hack/prose.py --shorten        remove the files that are done from hack/prose-pending.txt
 
 The texts are Markdown pages, comments in Rust code, and messages. A message is a string literal of at least
 four words in Rust code outside tests. The check counts habits that make a sentence hard to read, and
-tolerates 40 for each 1,000 sentences. hack/prose-pending.txt lists the Rust files whose comments are still above
-the limit, and the crates whose messages are (`messages of src`). The list may only get shorter.
+tolerates 40 for each 1,000 sentences.
 """
 
 import argparse
@@ -18,7 +16,6 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PENDING = "hack/prose-pending.txt"
 
 # Findings for each 1,000 sentences.
 LIMIT = 40
@@ -278,19 +275,11 @@ def merged(of_comments):
     return list(folders.values())
 
 
-def problems(pages, code, pending):
-    """Returns the errors in the counts of pages and code, given the lines of the list of pending texts."""
+def problems(texts):
+    """Returns the errors in the counts of texts."""
     errors = []
-    # Pages cannot be pending.
-    known = {count.name: count for count in code}
-    if pending != sorted(set(pending)):
-        errors.append(f"{PENDING} must be sorted, without repeats")
-    for name in pending:
-        if name not in known or known[name].is_good():
-            reason = "is below the limit" if name in known else "does not exist"
-            errors.append(f"{name} {reason}: remove it from {PENDING} (hack/prose.py --shorten)")
-    for count in pages + code:
-        if not count.is_good() and (count in pages or count.name not in pending):
+    for count in texts:
+        if not count.is_good():
             lines = [f"{count.name}: {count.total} findings in {count.sentences} sentences; rewrite these:"]
             for path, line, sentence, found in count.worst(10):
                 lines.append(f"    {path}:{line}: {', '.join(found)}\n        {sentence}")
@@ -306,24 +295,16 @@ def is_below(count, paths):
 def main(arguments=None, root=ROOT):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="print the N worst sentences")
-    parser.add_argument("--shorten", action="store_true", help=f"remove from {PENDING} the texts that are done")
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files or folders")
     options = parser.parse_args(arguments)
     pages, comments, messages = counts(root)
-    list_of_pending = root / PENDING
-    pending = list_of_pending.read_text().splitlines() if list_of_pending.exists() else []
     code = comments + messages
-    if options.shorten:
-        undone = {count.name for count in code if not count.is_good()}
-        pending = [name for name in pending if name in undone]
-        list_of_pending.write_text("".join(f"{name}\n" for name in pending))
     shown = pages + messages + merged(comments)
     if options.paths:
         here = pathlib.Path.cwd()
         paths = [(here / path).resolve().relative_to(root).as_posix() for path in options.paths]
         pages = [count for count in pages if is_below(count, paths)]
         code = [count for count in code if is_below(count, paths)]
-        pending = [name for name in pending if name in {count.name for count in code}]
         shown = pages + code
     width = max((len(count.name) for count in shown), default=0)
     print(f"{'':{width}}  sentences  findings  per 1000")
@@ -334,11 +315,11 @@ def main(arguments=None, root=ROOT):
         total.found = [found for count in pages + code for found in count.found]
         for path, line, sentence, found in total.worst(options.worst):
             print(f"{path}:{line}: {', '.join(found)}\n    {sentence}")
-    errors = problems(pages, code, pending)
+    errors = problems(pages + code)
     for error in errors:
         print(error, file=sys.stderr)
     if errors:
-        print("hack/prose.py --help explains the limit; do not add to the list", file=sys.stderr)
+        print("hack/prose.py --help explains the limit", file=sys.stderr)
     return 1 if errors else 0
 
 

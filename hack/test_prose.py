@@ -98,25 +98,21 @@ class Code(unittest.TestCase):
 
 
 class Limits(unittest.TestCase):
-    def run_in(self, texts, pending=None, *arguments):
-        """Returns the exit code, the errors and the list after a run in a folder with these files."""
+    def run_in(self, texts):
+        """Returns the exit code and the errors of a run in a folder with these files."""
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder).resolve()
-            (root / "hack").mkdir()
-            if pending is not None:
-                (root / prose.PENDING).write_text("".join(f"{name}\n" for name in pending))
             for name, text in texts.items():
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(text)
             errors = io.StringIO()
             with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
-                code = prose.main(list(arguments), root)
-            after = root / prose.PENDING
-            return code, errors.getvalue(), after.read_text().splitlines() if after.exists() else None
+                code = prose.main([], root)
+            return code, errors.getvalue()
 
     def test_a_short_text_may_have_one_finding(self):
         self.assertEqual(self.run_in({"README.md": BAD})[0], 0)
-        code, errors, _ = self.run_in({"README.md": f"{GOOD} {BAD} {BAD}"})
+        code, errors = self.run_in({"README.md": f"{GOOD} {BAD} {BAD}"})
         self.assertEqual(code, 1)
         self.assertIn("README.md: 2 findings in 3 sentences", errors)
         self.assertIn(f'README.md:1: clause with "what"\n        {BAD}', errors)
@@ -126,23 +122,12 @@ class Limits(unittest.TestCase):
         self.assertEqual(self.run_in({"docs/a/b.md": text})[0], 0)
         self.assertEqual(self.run_in({"docs/a/b.md": text.replace(GOOD, BAD, 1)})[0], 1)
 
-    def test_pending_files_may_be_above_the_limit(self):
-        texts = {"src/lib.rs": f"// {BAD}\n// {BAD}\n"}
-        self.assertEqual(self.run_in(texts)[0], 1)
-        self.assertEqual(self.run_in(texts, ["src/lib.rs"])[0], 0)
-        messages = {"crates/x/src/a.rs": f'const A: &str = "{BAD}";\nconst B: &str = "{BAD}";\n'}
-        self.assertEqual(self.run_in(messages)[0], 1)
-        self.assertEqual(self.run_in(messages, ["messages of crates/x"])[0], 0)
-
-    def test_pages_are_never_pending(self):
-        self.assertEqual(self.run_in({"README.md": f"{BAD} {BAD}"}, ["README.md"])[0], 1)
-
-    def test_the_list_of_pending_files_only_gets_shorter(self):
-        texts = {"src/lib.rs": f"// {GOOD}\n", "src/bad.rs": f"// {BAD} {BAD}\n"}
-        for other in ("src/lib.rs", "src/gone.rs", "src/bad.rs"):
-            self.assertEqual(self.run_in(texts, ["src/bad.rs", other])[0], 1, other)
-        code, _, after = self.run_in(texts, ["src/bad.rs", "src/gone.rs", "src/lib.rs"], "--shorten")
-        self.assertEqual((code, after), (0, ["src/bad.rs"]))
+    def test_comments_and_messages_have_the_same_limit(self):
+        self.assertEqual(self.run_in({"src/lib.rs": f"// {BAD}\n// {BAD}\n"})[0], 1)
+        messages = f'const A: &str = "{BAD}";\nconst B: &str = "{BAD}";\n'
+        code, errors = self.run_in({"crates/x/src/a.rs": messages})
+        self.assertEqual(code, 1)
+        self.assertIn("messages of crates/x", errors)
 
 
 if __name__ == "__main__":
