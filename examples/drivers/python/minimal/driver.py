@@ -1,4 +1,4 @@
-"""A driver in one file, built step by step in docs/drivers/quickstart.md. Its back end, a folder, is backend.py."""
+"""A driver in one file, explained step by step in docs/drivers/quickstart.md. Its back end, a folder, is backend.py."""
 
 import json
 import os
