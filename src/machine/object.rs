@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kube::api::Api;
 use kube::runtime::reflector::ObjectRef;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use tokio::time::timeout;
 
 use super::Context;
@@ -26,7 +26,18 @@ use cmi_driver::{LastKnownState, Operation};
 mod tests;
 
 /// An annotation and its value. `None` removes the annotation.
-pub type Annotation = (&'static str, Option<String>);
+type Annotation = (&'static str, Option<String>);
+
+/// Whether a write lets `clusterctl move` move the object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moves {
+    /// As before the write.
+    AsBefore,
+    /// Not while a call is in flight that changes the VM.
+    Blocked,
+    /// The call has ended.
+    Unblocked,
+}
 
 /// How often a write is attempted when other clients write concurrently.
 const TRIES: u32 = 5;
@@ -102,7 +113,7 @@ impl<'a> Object<'a> {
     /// [`Error::Conflict`] when the object has changed since the plan.
     pub async fn record_create(&mut self, record: &VmRecord) -> Result<(), Error> {
         let mut annotations = vec![(annotations::VM_RECORD, Some(encoded(record)?))];
-        annotations.extend(self.block_move_addition());
+        annotations.extend(self.move_annotation(Moves::Blocked));
         self.write_finalizer_and(annotations).await
     }
 
@@ -114,28 +125,21 @@ impl<'a> Object<'a> {
             all.push(MACHINE_FINALIZER.to_owned());
             Some(all)
         };
-        if annotations.is_empty() && finalizers.is_none() {
-            return Ok(());
-        }
-        let mut metadata = json!({"annotations": merge_patch(annotations)});
-        if let Some(finalizers) = finalizers {
-            metadata["finalizers"] = json!(finalizers);
-        }
-        self.patch("writing finalizer and record", metadata, None).await
+        self.patch("writing finalizer and record", annotations, finalizers, None)
+            .await
     }
 
     /// Records that no VM exists, after the only create ended without making a VM.
     pub async fn record_refusal(&mut self, refused: VmEvent) -> Result<(), Error> {
         let action = "recording that no VM was created";
-        let beside: Vec<_> = self.block_move_removal().into_iter().collect();
-        self.change_record(action, |record| record.after(refused), &beside)
+        self.change_record(action, |record| record.after(refused), Moves::Unblocked)
             .await
     }
 
     /// Unblocks `clusterctl move` if this provider has blocked it.
     pub async fn unblock_move(&mut self) -> Result<(), Error> {
-        let annotations: Vec<_> = self.block_move_removal().into_iter().collect();
-        self.try_patch_annotations("removing the annotation block-move", &annotations)
+        let annotations = self.move_annotation(Moves::Unblocked).into_iter().collect();
+        self.patch("removing the annotation block-move", annotations, None, None)
             .await
     }
 
@@ -146,20 +150,18 @@ impl<'a> Object<'a> {
     /// [`Error::Conflict`] when the object has changed since the plan.
     pub async fn record_update(&mut self) -> Result<(), Error> {
         let action = "recording that an update is issued";
-        let beside: Vec<_> = self.block_move_addition().into_iter().collect();
-        self.try_change_record(action, |record| record.after(VmEvent::UpdateIssued), &beside)
-            .await
+        let issued = |record: VmRecord| record.after(VmEvent::UpdateIssued);
+        self.try_change_record(action, issued, Moves::Blocked, None).await
     }
 
-    fn block_move_addition(&self) -> Option<Annotation> {
+    /// Returns the annotation that blocks or unblocks `clusterctl move`, unless it is as wanted or a user's.
+    fn move_annotation(&self, wanted: Moves) -> Option<Annotation> {
         let key = annotations::BLOCK_MOVE;
-        let is_absent = identity::annotation(&self.latest, key).is_none();
-        is_absent.then(|| (key, Some(annotations::BLOCK_MOVE_VALUE.to_owned())))
-    }
-
-    /// Returns the annotation whose removal unblocks `clusterctl move`, if this provider has set it.
-    pub fn block_move_removal(&self) -> Option<Annotation> {
-        identity::blocks_move(&self.latest.metadata).then_some((annotations::BLOCK_MOVE, None))
+        match (wanted, identity::annotation(&self.latest, key)) {
+            (Moves::Blocked, None) => Some((key, Some(annotations::BLOCK_MOVE_VALUE.to_owned()))),
+            (Moves::Unblocked, Some(annotations::BLOCK_MOVE_VALUE)) => Some((key, None)),
+            (Moves::Blocked | Moves::Unblocked | Moves::AsBefore, _) => None,
+        }
     }
 
     /// Stores the driver's last known state (CTL-01, CTL-03).
@@ -169,52 +171,18 @@ impl<'a> Object<'a> {
             return Ok(());
         }
         let action = "recording the driver's last known state";
-        self.change_record(action, |record| record.with_last_known_state(state), &[])
-            .await
+        let with_state = |record: VmRecord| record.with_last_known_state(state);
+        self.change_record(action, with_state, Moves::AsBefore).await
     }
 
-    /// Changes the record after a driver's answer, together with the annotations `beside`. The answer remains
-    /// valid when other clients write concurrently, and would be lost without this write.
+    /// Records that the VM may be deleted without a Secret.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when the object has lost its record.
-    pub async fn change_record(
-        &mut self,
-        action: &'static str,
-        change: impl Fn(VmRecord) -> VmRecord,
-        beside: &[Annotation],
-    ) -> Result<(), Error> {
-        for _ in 1..TRIES {
-            match self.try_change_record(action, &change, beside).await {
-                Err(Error::Conflict { .. }) => self.reread(action).await?,
-                done => return done,
-            }
-        }
-        self.try_change_record(action, change, beside).await
-    }
-
-    /// Like [`Self::change_record`], but tries only once, on the known version.
-    pub async fn try_change_record(
-        &mut self,
-        action: &'static str,
-        change: impl Fn(VmRecord) -> VmRecord,
-        beside: &[Annotation],
-    ) -> Result<(), Error> {
-        let record = change(self.record(action)?);
-        let mut wanted = self.record_if_changed(&record)?;
-        wanted.extend_from_slice(beside);
-        self.try_patch_annotations(action, &wanted).await
-    }
-
-    fn record(&self, action: &'static str) -> Result<VmRecord, Error> {
-        identity::record(&self.latest).ok_or(Error::Conflict { action })
-    }
-
-    fn record_if_changed(&self, record: &VmRecord) -> Result<Vec<Annotation>, Error> {
-        if identity::record(&self.latest).as_ref() == Some(record) {
-            return Ok(Vec::new());
-        }
-        Ok(vec![(annotations::VM_RECORD, Some(encoded(record)?))])
+    /// [`Error::Conflict`] when the object has changed since the plan.
+    pub async fn record_without_secret(&mut self) -> Result<(), Error> {
+        let action = "recording that no Secret is needed";
+        self.try_change_record(action, VmRecord::without_secret, Moves::AsBefore, None)
+            .await
     }
 
     /// Records that the VM has the spec of an update in place that Cluster API has requested.
@@ -226,43 +194,78 @@ impl<'a> Object<'a> {
         let done = Task::InPlaceUpdate
             .with_progress(&self.latest.metadata, in_place::done(&self.latest))
             .map_err(|source| Error::Encode { action, source })?;
-        self.try_patch_annotations(action, &[(annotations::PROGRESS, Some(done))])
+        self.patch(action, vec![(annotations::PROGRESS, Some(done))], None, None)
             .await
     }
 
-    /// Sets or removes the annotations that differ. Tries only once, on the known version.
-    async fn try_patch_annotations(
-        &mut self,
-        action: &'static str,
-        wanted: &[Annotation],
-    ) -> Result<(), Error> {
-        let changed = wanted
-            .iter()
-            .filter(|(key, value)| identity::annotation(&self.latest, key) != value.as_deref());
-        let changed = merge_patch(changed.cloned());
-        if changed.is_empty() {
-            return Ok(());
-        }
-        self.patch(action, json!({"annotations": changed}), None).await
-    }
-
-    /// Write 2: the providerID and the record of an existing VM, in one patch.
-    ///
-    /// After a conflict, the patch is retried on the live object. A driver may not find a VM that it has just
-    /// created, so its answer must not be lost.
+    /// Write 2: the providerID and the record of an existing VM, in one patch. A driver may not find a VM
+    /// that it has just created, so its answer must not be lost.
     pub async fn patch_provider_id(
         &mut self,
         provider_id: &str,
         state: Option<&LastKnownState>,
     ) -> Result<(), Error> {
-        let action = "reading the machine to write spec.providerID";
+        let found = |record: VmRecord| record.after(VmEvent::Found).with_last_known_state(state);
+        self.keep_trying(
+            "writing spec.providerID",
+            found,
+            Moves::Unblocked,
+            Some(provider_id),
+        )
+        .await
+    }
+
+    /// Changes the record after a driver's answer.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when the object has lost its record.
+    pub async fn change_record(
+        &mut self,
+        action: &'static str,
+        change: impl Fn(VmRecord) -> VmRecord,
+        moves: Moves,
+    ) -> Result<(), Error> {
+        self.keep_trying(action, change, moves, None).await
+    }
+
+    /// Writes a driver's answer. It remains valid when other clients write concurrently, and would be lost
+    /// without this write. After a conflict, the patch is therefore retried on the live object.
+    async fn keep_trying(
+        &mut self,
+        action: &'static str,
+        change: impl Fn(VmRecord) -> VmRecord,
+        moves: Moves,
+        provider_id: Option<&str>,
+    ) -> Result<(), Error> {
         for _ in 1..TRIES {
-            match self.try_patch_provider_id(provider_id, state).await {
+            match self.try_change_record(action, &change, moves, provider_id).await {
                 Err(Error::Conflict { .. }) => self.reread(action).await?,
                 done => return done,
             }
         }
-        self.try_patch_provider_id(provider_id, state).await
+        self.try_change_record(action, change, moves, provider_id).await
+    }
+
+    async fn try_change_record(
+        &mut self,
+        action: &'static str,
+        change: impl Fn(VmRecord) -> VmRecord,
+        moves: Moves,
+        provider_id: Option<&str>,
+    ) -> Result<(), Error> {
+        let record = identity::record(&self.latest).ok_or(Error::Conflict { action })?;
+        let mut annotations = self.record_if_changed(&change(record))?;
+        annotations.extend(self.move_annotation(moves));
+        let is_known = provider_id == self.latest.spec.provider_id.as_deref();
+        self.patch(action, annotations, None, provider_id.filter(|_| !is_known))
+            .await
+    }
+
+    fn record_if_changed(&self, record: &VmRecord) -> Result<Vec<Annotation>, Error> {
+        if identity::record(&self.latest).as_ref() == Some(record) {
+            return Ok(Vec::new());
+        }
+        Ok(vec![(annotations::VM_RECORD, Some(encoded(record)?))])
     }
 
     /// Awaits a driver's answer. After a few seconds, the status reports the running operation and its start
@@ -299,23 +302,6 @@ impl<'a> Object<'a> {
         }
         self.set_latest(live);
         Ok(())
-    }
-
-    async fn try_patch_provider_id(
-        &mut self,
-        provider_id: &str,
-        state: Option<&LastKnownState>,
-    ) -> Result<(), Error> {
-        let action = "writing spec.providerID";
-        let record = self.record(action)?;
-        let record = record.after(VmEvent::Found).with_last_known_state(state);
-        let mut annotations = self.record_if_changed(&record)?;
-        if self.latest.spec.provider_id.as_deref() == Some(provider_id) {
-            return self.try_patch_annotations(action, &annotations).await;
-        }
-        annotations.extend(self.block_move_removal());
-        let metadata = json!({"annotations": merge_patch(annotations)});
-        self.patch(action, metadata, Some(provider_id)).await
     }
 
     /// Write 3: the status, when it differs.
@@ -374,33 +360,35 @@ impl<'a> Object<'a> {
         let action = "removing the finalizer";
         let mut rest = self.finalizers(action).await?;
         rest.retain(|name| name != MACHINE_FINALIZER);
-        let mut metadata = json!({"finalizers": rest});
-        if let Some((key, value)) = self.block_move_removal() {
-            metadata["annotations"] = json!({key: value});
-        }
-        let body = self.with_resource_version(json!({"metadata": metadata}));
-        let released = patch_metadata(&self.api, self.name(), &body)
-            .await
-            .map_err(|error| Error::api(action, error));
-        match released {
+        let annotations = self.move_annotation(Moves::Unblocked).into_iter().collect();
+        match self.patch(action, annotations, Some(rest), None).await {
             // The object was deleted with its last finalizer, or by another client.
-            Ok(_) | Err(Error::Gone { .. }) => Ok(()),
-            Err(error) => Err(error),
+            Err(Error::Gone { .. }) => Ok(()),
+            released => released,
         }
     }
 
-    /// Patches metadata, and the providerID if one is given.
+    /// Patches the given parts of the known version, if any.
     async fn patch(
         &mut self,
         action: &'static str,
-        metadata: Value,
+        annotations: Vec<Annotation>,
+        finalizers: Option<Vec<String>>,
         provider_id: Option<&str>,
     ) -> Result<(), Error> {
-        let mut body = json!({"metadata": metadata});
-        if let Some(provider_id) = provider_id {
-            body["spec"] = json!({"providerID": provider_id});
+        if annotations.is_empty() && finalizers.is_none() && provider_id.is_none() {
+            return Ok(());
         }
-        let body = self.with_resource_version(body);
+        let mut body = json!({"metadata": {"resourceVersion": self.latest.metadata.resource_version}});
+        for (key, value) in annotations {
+            body["metadata"]["annotations"][key] = json!(value);
+        }
+        if let Some(finalizers) = finalizers {
+            body["metadata"]["finalizers"] = json!(finalizers);
+        }
+        if let Some(provider_id) = provider_id {
+            body["spec"]["providerID"] = json!(provider_id);
+        }
         // All other fields are unchanged, because the patch applied to this resource version only.
         let patched = patch_metadata(&self.api, self.name(), &body)
             .await
@@ -424,11 +412,6 @@ impl<'a> Object<'a> {
         let live = self.api.get_metadata(self.name()).await;
         let live = live.map_err(|error| Error::api(action, error))?;
         Ok(live.metadata.finalizers.unwrap_or_default())
-    }
-
-    fn with_resource_version(&self, mut body: Value) -> Value {
-        body["metadata"]["resourceVersion"] = json!(self.latest.metadata.resource_version);
-        body
     }
 
     fn cached(&self) -> Option<Arc<DeserializeGuard<InfraMachine>>> {
@@ -456,14 +439,6 @@ fn decides_the_same(a: &InfraMachine, b: &InfraMachine) -> bool {
     a.metadata.generation == b.metadata.generation
         && a.metadata.deletion_timestamp == b.metadata.deletion_timestamp
         && a.metadata.annotations == b.metadata.annotations
-}
-
-/// Returns the annotations as a merge patch, with null for each removed annotation.
-fn merge_patch(annotations: impl IntoIterator<Item = Annotation>) -> Map<String, Value> {
-    let annotations = annotations.into_iter();
-    annotations
-        .map(|(key, value)| (key.to_owned(), json!(value)))
-        .collect()
 }
 
 fn encoded(record: &VmRecord) -> Result<String, Error> {

@@ -3,7 +3,6 @@
 use super::vm::VmPresence;
 use super::{ExecuteError, Executor};
 use crate::api::conditions::reason;
-use crate::api::identity::VmRecord;
 use crate::api::retry::Disposition;
 use crate::apiserver::InvalidSecret;
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
@@ -109,19 +108,9 @@ impl Executor<'_, '_, '_> {
                 return Ok(Some(failure));
             }
         }
-        self.object
-            .try_change_record("recording that no Secret is needed", without_secret, &[])
-            .await?;
+        self.object.record_without_secret().await?;
         Ok(None)
     }
-}
-
-/// Returns the record without its Secret reference.
-fn without_secret(mut record: VmRecord) -> VmRecord {
-    if let Some(made) = &mut record.made_from {
-        made.secret = None;
-    }
-    record
 }
 
 /// Returns the outcome of the cleanup after a refused create. No VM was created. The object is therefore

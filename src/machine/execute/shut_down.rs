@@ -10,6 +10,7 @@ use crate::api::identity::{self, VmEvent, VmRecord};
 use crate::api::retry::{Call, Disposition};
 use crate::api::wall_clock;
 use crate::apiserver::Error;
+use crate::machine::object::Moves;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::{Delete, SHUT_DOWN_TRIES, ShutDown};
 use cmi_driver::{
@@ -86,7 +87,9 @@ impl Executor<'_, '_, '_> {
                 None => record,
             }
         };
-        self.object.change_record(action, shut_down, &[]).await
+        self.object
+            .change_record(action, shut_down, Moves::AsBefore)
+            .await
     }
 }
 

@@ -6,6 +6,7 @@ use crate::api::retry::Call;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use crate::api::wall_clock;
 use crate::driver::VM_LOCK_WAIT;
+use crate::machine::object::Moves;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::Update;
 use cmi_driver::{MachineRef, Operation, ProviderSpec, UpdateMachineRequest};
@@ -35,10 +36,9 @@ impl Executor<'_, '_, '_> {
             let failure = Failure::new(Call::Update, status);
             return Ok(Outcome::Failed(Box::new(failure)));
         }
-        let beside: Vec<_> = self.object.block_move_removal().into_iter().collect();
         let updated = |record| updated(record, &plan.wanted);
         self.object
-            .change_record("recording the end of the update", updated, &beside)
+            .change_record("recording the end of the update", updated, Moves::Unblocked)
             .await?;
         Ok(Outcome::Updated)
     }

@@ -62,7 +62,10 @@ async fn a_change_of_the_record_is_made_to_the_record_as_it_is_now() {
     );
     let accepted = VmEvent::ShutDownAccepted { at: at(9) };
     let change = |record: VmRecord| record.after(accepted);
-    object.change_record("testing", change, &[]).await.unwrap();
+    object
+        .change_record("testing", change, Moves::AsBefore)
+        .await
+        .unwrap();
     let record = identity::record(&server.object()).unwrap();
     assert_eq!(record.cluster, "c-2");
     assert_eq!(record.state.name(), "ShuttingDown");
