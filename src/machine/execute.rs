@@ -16,7 +16,7 @@ mod vm;
 use super::Context;
 use super::gather::Gathered;
 use super::object::Object;
-use super::outcome::Outcome;
+use super::outcome::{Failure, Outcome};
 use super::plan::{DriverPlan, Plan};
 use crate::api::ObjectMetaExt as _;
 use crate::api::v1alpha1::InfraMachine;
@@ -93,7 +93,7 @@ pub async fn execute<'a>(
     };
     let outcome = match executor.call_driver(plan).await {
         Ok(outcome) => outcome.unless_not_leading(),
-        Err(ExecuteError::Secret(cause)) => Outcome::NoSecrets { during, cause },
+        Err(ExecuteError::Secret(cause)) => Outcome::Failed(Box::new(Failure::no_secrets(during, &cause))),
         Err(ExecuteError::Unfinished(error)) => return Err(error),
     };
     Ok(Execution {

@@ -65,15 +65,8 @@ pub enum Outcome {
     },
     /// The VM was updated to the wanted spec.
     Updated,
-    /// A driver call failed.
+    /// A driver call failed, or its secrets can't be assembled.
     Failed(Box<Failure>),
-    /// The secrets can't be assembled.
-    NoSecrets {
-        /// The operation that needs the secrets.
-        during: OperationType,
-        /// Why.
-        cause: InvalidSecret,
-    },
     /// The driver does not see the VM, but its answer may be stale.
     Absent {
         /// When the absence is certain.
@@ -142,13 +135,17 @@ pub enum RemovalReason {
     Forced,
 }
 
+impl From<Failure> for Outcome {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(Box::new(failure))
+    }
+}
+
 impl Outcome {
     /// Returns the operation that failed or is unsupported, if only a different or newer driver can help.
     pub fn awaits_another_driver(&self) -> Option<Operation> {
         match self {
-            Self::Failed(failure) if failure.disposition == Disposition::AwaitDriver => {
-                Some(failure.operation)
-            }
+            Self::Failed(failure) if failure.disposition == Disposition::AwaitDriver => failure.operation,
             Self::NotSupported(operation) => Some(*operation),
             _ => None,
         }
@@ -177,7 +174,7 @@ impl Outcome {
         match self {
             Self::Failed(failure) => !matches!(
                 failure.operation,
-                Operation::CreateMachine | Operation::GetPluginCapabilities
+                None | Some(Operation::CreateMachine | Operation::GetPluginCapabilities)
             ),
             Self::Deleting { reason, .. } => *reason == reason::SHUTTING_DOWN,
             // Lists every variant by name, because a forgotten variant would publish bootstrap data.
@@ -192,7 +189,6 @@ impl Outcome {
             | Self::Provisioned(_)
             | Self::UpToDate { .. }
             | Self::Updated
-            | Self::NoSecrets { .. }
             | Self::Absent { .. }
             | Self::Vanished(_)
             | Self::Gone
@@ -237,11 +233,11 @@ pub enum RetryTrigger {
 /// A failed driver call.
 #[derive(Debug)]
 pub struct Failure {
-    /// The call.
-    pub operation: Operation,
+    /// The call. `None` if its secrets can't be assembled, so that nothing was called.
+    pub operation: Option<Operation>,
     /// The operation that included the call.
     pub during: OperationType,
-    /// The driver's status.
+    /// The driver's status, or why there are no secrets.
     pub status: Status,
     /// The consequence of the failure.
     pub disposition: Disposition,
@@ -254,7 +250,7 @@ impl Failure {
     /// Returns a failure with the disposition from the retry table.
     pub fn new(call: Call, status: Status) -> Self {
         Self::sorted(
-            call.operation(),
+            Some(call.operation()),
             during(call),
             retry::disposition(call, status.code()),
             status,
@@ -264,16 +260,29 @@ impl Failure {
     /// Returns the failure of a driver that could not report its capabilities.
     pub fn capabilities_unknown(during: OperationType, status: Status) -> Self {
         Self::sorted(
-            Operation::GetPluginCapabilities,
+            Some(Operation::GetPluginCapabilities),
             during,
             Disposition::Retry,
             status,
         )
     }
 
-    fn sorted(operation: Operation, during: OperationType, disposition: Disposition, status: Status) -> Self {
+    /// Returns the failure of a call whose secrets can't be assembled. Secrets are not watched, and a missing
+    /// Secret is often only late.
+    pub fn no_secrets(during: OperationType, cause: &InvalidSecret) -> Self {
+        let status = Status::new(Code::FailedPrecondition, cause.to_string());
+        Self::sorted(None, during, Disposition::Retry, status)
+    }
+
+    fn sorted(
+        operation: Option<Operation>,
+        during: OperationType,
+        disposition: Disposition,
+        status: Status,
+    ) -> Self {
         // With any other code, the VM may belong to another machine that has the same name.
-        let is_its_own = status.code() == Code::Uninitialized || operation == Operation::InitializeMachine;
+        let is_its_own =
+            status.code() == Code::Uninitialized || operation == Some(Operation::InitializeMachine);
         let machine = status.machine().filter(|_| is_its_own).cloned();
         Self {
             operation,
@@ -281,6 +290,14 @@ impl Failure {
             status,
             disposition,
             machine,
+        }
+    }
+
+    /// Returns the reason for conditions, events and the last operation.
+    pub fn reason(&self) -> &'static str {
+        match self.operation {
+            Some(_) => self.status.code().name(),
+            None => reason::INVALID_SECRET,
         }
     }
 
@@ -373,8 +390,11 @@ impl Failure {
     fn call_and_answer(&self) -> String {
         match self.operation {
             // The specification gives the name of the stage (INI-14).
-            Operation::InitializeMachine => format!("InstanceInitialization: {}", self.status.message()),
-            other => format!("{other}: {}", self.status.message()),
+            Some(Operation::InitializeMachine) => {
+                format!("InstanceInitialization: {}", self.status.message())
+            }
+            Some(other) => format!("{other}: {}", self.status.message()),
+            None => self.status.message().to_owned(),
         }
     }
 }

@@ -16,7 +16,6 @@ use super::outcome::{Outcome, RetryTrigger};
 use super::plan::{is_unsettled, settling_poll_interval};
 use super::runtime_state::{LookUpHint, Retry, RetryCondition, UnimplementedCall};
 use super::status::{self, RetryTiming};
-use crate::api::retry;
 use crate::api::retry::jitter;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::api::wall_clock;
@@ -124,8 +123,6 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
     match outcome {
         Outcome::Blocked(block) => block.requeue_after,
         Outcome::Failed(failure) => failure.wait(attempts, jitter(uid, attempts)),
-        // Secrets are not watched. A missing Secret is often only late.
-        Outcome::NoSecrets { .. } => Some(retry::backoff(attempts, jitter(uid, attempts))),
         Outcome::Requeue(requeue_after)
         | Outcome::Absent { requeue_after }
         | Outcome::Deleting { requeue_after, .. }
@@ -160,7 +157,7 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
 fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<Duration>) -> Option<Retry> {
     let (attempts, trigger) = match outcome {
         Outcome::Failed(failure) => (attempts, failure.retry_trigger()),
-        Outcome::NoSecrets { .. } | Outcome::NotSupported(_) => (attempts, RetryTrigger::Other),
+        Outcome::NotSupported(_) => (attempts, RetryTrigger::Other),
         // The driver was not called.
         Outcome::AwaitingCapacity { .. } => (attempts.saturating_sub(1), RetryTrigger::Capacity),
         // Lists every variant by name, because a forgotten variant would have no back-off.

@@ -74,7 +74,7 @@ struct Draft<'a> {
 /// A repeated failure is written at a decreasing rate, and together with any other change.
 pub fn after(machine: &InfraMachine, outcome: &Outcome, timing: RetryTiming) -> InfraMachineStatus {
     let status = draft(machine, outcome, timing, false);
-    let says_less = matches!(outcome, Outcome::Failed(_) | Outcome::NoSecrets { .. });
+    let says_less = matches!(outcome, Outcome::Failed(_));
     if says_less && machine.status.as_ref() != Some(&status) {
         return draft(machine, outcome, timing, true);
     }
@@ -134,7 +134,6 @@ fn draft(
         } => draft.kept(reachability, not_updatable, *requeue_after),
         Outcome::Updated => draft.updated(),
         Outcome::Failed(failure) => draft.failed(failure, timing),
-        Outcome::NoSecrets { during, cause } => draft.no_secrets(*during, &cause.to_string(), timing),
         Outcome::Absent { .. } => draft.working(),
         Outcome::Vanished(id) => draft.vanished(id.as_str()),
         Outcome::Deleting { reason, message, .. } => {

@@ -1,6 +1,5 @@
 //! Adopts a VM that another controller created.
 
-use super::initialize::uninitialized;
 use super::look_up::LookUpResult;
 use super::{ExecuteError, Executor};
 use crate::api::conditions::{self, reason};
@@ -20,25 +19,16 @@ impl Executor<'_, '_, '_> {
         let class = self.with_credentials(plan.look_up).await?;
         let known = Some(&plan.provider_id);
         match self.look_up(known, Call::Refresh, class.clone()).await {
-            LookUpResult::Machine(machine) => {
-                self.ctx.states.clear_absence(self.object.uid());
+            LookUpResult::Present(vm) => {
                 self.object.ensure_finalizer_and_record(&plan.record).await?;
-                Ok(Outcome::Provisioned(Box::new(machine)))
-            }
-            LookUpResult::Uninitialized(failure) => {
-                self.ctx.states.clear_absence(self.object.uid());
-                self.object.ensure_finalizer_and_record(&plan.record).await?;
-                let vm = uninitialized(Some(plan.provider_id), failure);
-                self.initialize(class, vm).await
+                self.finish(class, vm).await
             }
             LookUpResult::Absent => Ok(Outcome::Blocked(unconfirmed(
                 self.object.name(),
                 plan.provider_id.as_str(),
             ))),
-            LookUpResult::Listed(_) | LookUpResult::CannotLook => {
-                Ok(Outcome::Blocked(cannot_look_up(driver.name())))
-            }
-            LookUpResult::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
+            LookUpResult::CannotLook => Ok(Outcome::Blocked(cannot_look_up(driver.name()))),
+            LookUpResult::Failed(failure) => Ok(failure.into()),
         }
     }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Executor;
-use super::vm::VmPresence;
+use super::look_up::LookUpResult;
 use crate::api::conditions::reason;
-use crate::api::retry::{Disposition, MIN_REQUEUE};
+use crate::api::retry::{Call, Disposition, MIN_REQUEUE};
 use crate::apiserver::Error;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::{Delete, PendingCreate};
@@ -22,30 +22,27 @@ impl Executor<'_, '_, '_> {
             return self.confirm_without_look_up(plan, class).await;
         }
         let known = plan.provider_id.as_ref();
-        let mut presence = self.presence_of_vm(known, class.clone()).await;
-        if plan.may_have_second_vm && matches!(presence, Ok(VmPresence::Absent)) {
-            presence = self.presence_of_vm(None, class.clone()).await;
+        let mut seen = self.look_up(known, Call::ConfirmGone, class.clone()).await;
+        if plan.may_have_second_vm && matches!(seen, LookUpResult::Absent) {
+            seen = self.look_up(None, Call::ConfirmGone, class.clone()).await;
             // Without an id from the driver, the VM can only be deleted by name.
-            if let Ok(VmPresence::Present(stray)) = &presence
-                && let Some(failure) = self.remove_second_vm(stray.clone(), class).await?
+            if let LookUpResult::Present(stray) = &seen
+                && let Some(failure) = self.remove_second_vm(stray.id().cloned(), class).await?
             {
-                return Ok(Outcome::Failed(Box::new(failure)));
+                return Ok(failure.into());
             }
         }
-        Ok(match presence {
-            Err(failure) => Outcome::Failed(Box::new(failure)),
-            Ok(VmPresence::Present(_)) => {
-                self.ctx.states.clear_absence(self.object.uid());
-                Outcome::Deleting {
-                    reason: reason::DELETING,
-                    message: "the driver accepted the deletion, and the VM still exists".to_owned(),
-                    requeue_after: plan.requeue_after,
-                }
-            }
-            Ok(VmPresence::Absent) => {
+        Ok(match seen {
+            LookUpResult::Failed(failure) => failure.into(),
+            LookUpResult::Absent => {
                 let behind = self.behind_for(capabilities.consistency_window);
                 after_absence(plan.pending_create, behind, plan.requeue_after)
             }
+            LookUpResult::Present(_) | LookUpResult::CannotLook => Outcome::Deleting {
+                reason: reason::DELETING,
+                message: "the driver accepted the deletion, and the VM still exists".to_owned(),
+                requeue_after: plan.requeue_after,
+            },
         })
     }
 
@@ -70,7 +67,7 @@ impl Executor<'_, '_, '_> {
                     return self.remove_listed(plan, listed, class).await;
                 }
                 Ok(None) => {}
-                Err(failure) => return Ok(Outcome::Failed(Box::new(failure))),
+                Err(failure) => return Ok(failure.into()),
             }
         }
         // A second VM can only be found by name. The driver decides whether it can do so after calls with an
@@ -79,7 +76,7 @@ impl Executor<'_, '_, '_> {
             && let Some(failure) = self.remove_vm(None, class).await?
         {
             if failure.disposition == Disposition::Retry {
-                return Ok(Outcome::Failed(Box::new(failure)));
+                return Ok(failure.into());
             }
             tracing::warn!(
                 name = self.object.name(),
@@ -110,7 +107,7 @@ impl Executor<'_, '_, '_> {
             .filter(|id| plan.provider_id.as_ref() != Some(id));
         for stray in strays {
             if let Some(failure) = self.remove_second_vm(Some(stray), class.clone()).await? {
-                return Ok(Outcome::Failed(Box::new(failure)));
+                return Ok(failure.into());
             }
         }
         Ok(Outcome::Deleting {

@@ -1,9 +1,9 @@
 //! Shuts the VM down, deletes it and confirms the deletion.
 
-use super::vm::VmPresence;
+use super::look_up::LookUpResult;
 use super::{ExecuteError, Executor};
 use crate::api::conditions::reason;
-use crate::api::retry::Disposition;
+use crate::api::retry::{Call, Disposition};
 use crate::apiserver::InvalidSecret;
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
 use crate::machine::plan::Delete;
@@ -29,7 +29,7 @@ impl Executor<'_, '_, '_> {
                 if !plan.refused
                     && let Some(failure) = self.check_without_credentials(&plan, name, class.clone()).await?
                 {
-                    return Ok(Outcome::Failed(Box::new(failure)));
+                    return Ok(failure.into());
                 }
                 (class, true)
             }
@@ -49,9 +49,9 @@ impl Executor<'_, '_, '_> {
                     reason: reason::CONFIRMING_DELETION | reason::CREATE_UNANSWERED,
                     ..
                 }) => gone,
-                _ => Outcome::Failed(Box::new(failure)),
+                _ => failure.into(),
             },
-            Some(failure) => Outcome::Failed(Box::new(failure)),
+            Some(failure) => failure.into(),
         };
         if matches!(outcome, Outcome::Gone) && !plan.refused {
             self.permit.on_vm_deleted(&secrets);
@@ -96,10 +96,15 @@ impl Executor<'_, '_, '_> {
         {
             return Ok(None);
         }
-        match self.presence_of_vm(plan.provider_id.as_ref(), class).await {
-            Ok(VmPresence::Present(_)) => {}
-            Ok(VmPresence::Absent) => return Err(InvalidSecret::Needed { name }.into()),
-            Err(mut failure) => {
+        match self
+            .look_up(plan.provider_id.as_ref(), Call::ConfirmGone, class)
+            .await
+        {
+            LookUpResult::Present(_) => {}
+            LookUpResult::Absent | LookUpResult::CannotLook => {
+                return Err(InvalidSecret::Needed { name }.into());
+            }
+            LookUpResult::Failed(mut failure) => {
                 let said = failure.status.message();
                 let message = format!(
                     "Secret `{name}` does not exist, and the driver requires its credentials: {said}"
@@ -153,7 +158,6 @@ mod tests {
     use cmi_driver::Status;
 
     use super::*;
-    use crate::api::retry::Call;
 
     /// A machine whose spec was never valid can be deleted, even if the driver rejects the spec.
     #[test]

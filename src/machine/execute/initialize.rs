@@ -8,6 +8,29 @@ use crate::driver::VM_LOCK_WAIT;
 use crate::machine::outcome::{Failure, Outcome};
 use cmi_driver::{InitializeMachineRequest, LastKnownState, MachineClass, MachineRef, Operation, ProviderId};
 
+/// An existing VM.
+pub enum PresentVm {
+    /// The driver reported the VM without an error.
+    Initialized(cmi_driver::Machine),
+    /// The driver reported that the VM is uninitialized, or only listed it.
+    ToInitialize(ToInitialize),
+}
+
+impl PresentVm {
+    /// A VM in the list of a driver that can't look up.
+    pub fn listed(id: ProviderId) -> Self {
+        Self::ToInitialize(made(cmi_driver::Machine::new(id, "")))
+    }
+
+    /// The id of the VM, if known.
+    pub fn id(&self) -> Option<&ProviderId> {
+        match self {
+            Self::Initialized(machine) => Some(&machine.provider_id),
+            Self::ToInitialize(vm) => vm.known.as_ref(),
+        }
+    }
+}
+
 /// An existing VM that may need initialization.
 pub struct ToInitialize {
     /// The id of the VM, if known.
@@ -48,6 +71,14 @@ pub fn uninitialized(known: Option<ProviderId>, failure: Failure) -> ToInitializ
 }
 
 impl Executor<'_, '_, '_> {
+    /// Initializes an existing VM where necessary.
+    pub async fn finish(&mut self, class: MachineClass, vm: PresentVm) -> Result<Outcome, ExecuteError> {
+        match vm {
+            PresentVm::Initialized(machine) => Ok(Outcome::Provisioned(Box::new(machine))),
+            PresentVm::ToInitialize(vm) => self.initialize(class, vm).await,
+        }
+    }
+
     /// Initializes an existing VM. A driver without this call needs no initialization. The lock keeps
     /// remediation from restarting the VM during the call.
     pub async fn initialize(

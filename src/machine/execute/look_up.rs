@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Executor;
+use super::initialize::{PresentVm, uninitialized};
 use crate::api::identity::MachineId;
 use crate::api::retry::{Call, Disposition, VmObservation};
 use crate::machine::outcome::Failure;
@@ -13,11 +14,7 @@ use cmi_driver::{
 /// The result of a look-up.
 pub enum LookUpResult {
     /// The VM exists.
-    Machine(cmi_driver::Machine),
-    /// The VM exists and is uninitialized.
-    Uninitialized(Failure),
-    /// A driver that can't look up lists the VM. The VM may need initialization.
-    Listed(ProviderId),
+    Present(PresentVm),
     /// The driver does not see the VM. This answer may be stale.
     Absent,
     /// The driver can't look up. Its create call returns an existing VM.
@@ -28,13 +25,21 @@ pub enum LookUpResult {
 
 impl Executor<'_, '_, '_> {
     /// Looks the VM up, by id if known. If the driver can't look up, no id is known and a create may follow,
-    /// the driver's list is used.
+    /// the driver's list is used. A VM that is seen ends an absence.
     pub async fn look_up(
         &mut self,
         known: Option<&ProviderId>,
         call: Call,
         class: MachineClass,
     ) -> LookUpResult {
+        let seen = self.query(known, call, class).await;
+        if matches!(seen, LookUpResult::Present(_)) {
+            self.ctx.states.clear_absence(self.object.uid());
+        }
+        seen
+    }
+
+    async fn query(&mut self, known: Option<&ProviderId>, call: Call, class: MachineClass) -> LookUpResult {
         let capabilities = self.permit.known_capabilities();
         if !capabilities.supports(call.operation()) {
             return match (call, known) {
@@ -51,7 +56,7 @@ impl Executor<'_, '_, '_> {
             Ok(machine) => {
                 return match another_vm(call, known, Some(&machine.provider_id)) {
                     Some(failure) => LookUpResult::Failed(failure),
-                    None => LookUpResult::Machine(machine),
+                    None => LookUpResult::Present(PresentVm::Initialized(machine)),
                 };
             }
             Err(status) => status,
@@ -62,7 +67,9 @@ impl Executor<'_, '_, '_> {
         let failure = Failure::new(call, status);
         match failure.disposition.observation() {
             Some(VmObservation::Absent) => LookUpResult::Absent,
-            Some(VmObservation::Uninitialized) => LookUpResult::Uninitialized(failure),
+            Some(VmObservation::Uninitialized) => {
+                LookUpResult::Present(PresentVm::ToInitialize(uninitialized(known.cloned(), failure)))
+            }
             None if failure.disposition == Disposition::Fallback => LookUpResult::CannotLook,
             None => LookUpResult::Failed(failure),
         }
@@ -146,7 +153,7 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, call: Call
     let failed = |code, message| LookUpResult::Failed(Failure::new(call, Status::new(code, message)));
     match (own.first_key_value(), others.is_empty()) {
         (None, true) => LookUpResult::Absent,
-        (Some((id, _)), _) if own.len() == 1 => LookUpResult::Listed(id.clone()),
+        (Some((id, _)), _) if own.len() == 1 => LookUpResult::Present(PresentVm::listed(id.clone())),
         (Some(_), _) => failed(
             Code::OutOfRange,
             format!("the driver lists several VMs of machine `{name}`: {}", ids(&own)),
@@ -202,11 +209,9 @@ mod tests {
     fn outcome_of(of: &[(&str, &str, Option<&str>)], call: Call) -> Result<Option<ProviderId>, Code> {
         match among(machines(of), "m", Some("u-1"), call) {
             LookUpResult::Absent => Ok(None),
-            LookUpResult::Listed(id) => Ok(Some(id)),
+            LookUpResult::Present(vm) => Ok(vm.id().cloned()),
             LookUpResult::Failed(failure) => Err(failure.status.code()),
-            LookUpResult::Machine(_) | LookUpResult::Uninitialized(_) | LookUpResult::CannotLook => {
-                panic!("no answer of a list")
-            }
+            LookUpResult::CannotLook => panic!("no answer of a list"),
         }
     }
 

@@ -39,27 +39,17 @@ impl Executor<'_, '_, '_> {
             Call::LookUp
         };
         match self.look_up(None, call, class.clone()).await {
-            LookUpResult::Machine(machine) => {
+            LookUpResult::Present(vm) => {
                 self.own_existing_vm(plan).await?;
-                Ok(Outcome::Provisioned(Box::new(machine)))
-            }
-            LookUpResult::Uninitialized(failure) => {
-                self.own_existing_vm(plan).await?;
-                self.initialize(class, uninitialized(None, failure)).await
-            }
-            LookUpResult::Listed(id) => {
-                self.own_existing_vm(plan).await?;
-                self.initialize(class, made(cmi_driver::Machine::new(id, "")))
-                    .await
+                self.finish(class, vm).await
             }
             LookUpResult::Absent | LookUpResult::CannotLook => self.create(plan, class).await,
-            LookUpResult::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
+            LookUpResult::Failed(failure) => Ok(failure.into()),
         }
     }
 
     /// Writes the finalizer and the record after the look-up has found the VM.
     async fn own_existing_vm(&mut self, plan: Provision) -> Result<(), ExecuteError> {
-        self.ctx.states.clear_absence(self.object.uid());
         let record = if plan.vm_may_exist() {
             plan.record
         } else {
@@ -104,7 +94,7 @@ impl Executor<'_, '_, '_> {
         if is_circuit_open(&failure.status) {
             return Ok(Context::awaiting_capacity(self.object.get()));
         }
-        Ok(Outcome::Failed(Box::new(failure)))
+        Ok(failure.into())
     }
 
     /// Returns `None` if a create may be issued now, and otherwise the wait.

@@ -1,6 +1,6 @@
 //! Reads the status of a VM whose id is known.
 
-use super::initialize::{made, uninitialized};
+use super::initialize::PresentVm;
 use super::look_up::LookUpResult;
 use super::{ExecuteError, Executor};
 use crate::api::retry::Call;
@@ -16,29 +16,16 @@ impl Executor<'_, '_, '_> {
             .look_up(Some(&plan.provider_id), Call::Refresh, class.clone())
             .await
         {
-            LookUpResult::Machine(machine) => {
-                self.ctx.states.clear_absence(self.object.uid());
-                Ok(Outcome::Provisioned(Box::new(machine)))
-            }
-            LookUpResult::Uninitialized(_) if plan.initialize == Initialize::Never => {
-                self.ctx.states.clear_absence(self.object.uid());
+            LookUpResult::Present(PresentVm::ToInitialize(_)) if plan.initialize == Initialize::Never => {
                 Ok(Outcome::NotSupported(Operation::InitializeMachine))
             }
-            LookUpResult::Uninitialized(failure) => {
-                self.ctx.states.clear_absence(self.object.uid());
-                let vm = uninitialized(Some(plan.provider_id), failure);
-                self.initialize(class, vm).await
-            }
+            LookUpResult::Present(vm) => self.finish(class, vm).await,
             LookUpResult::Absent => Ok(self.gone_or_behind(plan.provider_id)),
             LookUpResult::CannotLook if plan.initialize == Initialize::OnTheWayUp => {
-                let vm = made(cmi_driver::Machine::new(plan.provider_id, ""));
-                self.initialize(class, vm).await
+                self.finish(class, PresentVm::listed(plan.provider_id)).await
             }
-            // The id is known, so no list is requested.
-            LookUpResult::Listed(_) | LookUpResult::CannotLook => {
-                Ok(Outcome::NotSupported(Operation::GetMachineStatus))
-            }
-            LookUpResult::Failed(failure) => Ok(Outcome::Failed(Box::new(failure))),
+            LookUpResult::CannotLook => Ok(Outcome::NotSupported(Operation::GetMachineStatus)),
+            LookUpResult::Failed(failure) => Ok(failure.into()),
         }
     }
 }

@@ -34,7 +34,7 @@ impl Executor<'_, '_, '_> {
         };
         if let Err(status) = self.permit.driver().update_machine(request).await {
             let failure = Failure::new(Call::Update, status);
-            return Ok(Outcome::Failed(Box::new(failure)));
+            return Ok(failure.into());
         }
         let updated = |record| updated(record, &plan.wanted);
         self.object

@@ -2,7 +2,7 @@
 
 use super::Executor;
 use crate::api::identity;
-use crate::api::retry::{Call, Disposition, VmObservation};
+use crate::api::retry::{Call, Disposition};
 use crate::apiserver::Error;
 use crate::machine::outcome::Failure;
 use cmi_driver::{
@@ -22,25 +22,6 @@ impl Executor<'_, '_, '_> {
         };
         let call = self.permit.driver().get_machine_status(request);
         self.object.awaiting(Operation::GetMachineStatus, call).await
-    }
-
-    /// Looks for the VM with this id. Without an id, looks for any VM of the machine.
-    pub async fn presence_of_vm(
-        &mut self,
-        provider_id: Option<&ProviderId>,
-        class: MachineClass,
-    ) -> Result<VmPresence, Failure> {
-        let status = match self.read(provider_id, class).await {
-            Ok(machine) => return Ok(VmPresence::Present(Some(machine.provider_id))),
-            Err(status) => status,
-        };
-        let id = status.machine().map(|machine| machine.provider_id.clone());
-        let failure = Failure::new(Call::ConfirmGone, status);
-        match failure.disposition.observation() {
-            Some(VmObservation::Absent) => Ok(VmPresence::Absent),
-            Some(VmObservation::Uninitialized) => Ok(VmPresence::Present(id)),
-            None => Err(failure),
-        }
     }
 
     /// Deletes the VM with this id, or without an id, the VM with the machine's name. Returns `None` when the
@@ -68,12 +49,4 @@ impl Executor<'_, '_, '_> {
         let failure = Failure::new(Call::Delete, status);
         Ok((failure.disposition != Disposition::Gone).then_some(failure))
     }
-}
-
-/// Whether the driver sees a VM.
-pub enum VmPresence {
-    /// The driver sees a VM. Holds its id, if the driver returned it.
-    Present(Option<ProviderId>),
-    /// The driver sees no VM.
-    Absent,
 }

@@ -6,7 +6,7 @@ use crate::api::identity::{self, Adoption};
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::NewEvent;
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
-use cmi_driver::{Code, PowerState};
+use cmi_driver::{Code, Operation, PowerState};
 
 #[cfg(test)]
 mod tests;
@@ -67,16 +67,12 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
             (true, normal(reason::UP_TO_DATE, "UpdateMachine", text))
         }
         Outcome::Failed(failure) => {
-            let code = failure.status.code().name();
+            let action = failure.operation.map_or("ReadSecrets", Operation::name);
             (
                 is_new_failure(before, failure, attempts),
-                warning(code, failure.operation.name(), failure.message()),
+                warning(failure.reason(), action, failure.message()),
             )
         }
-        Outcome::NoSecrets { during, cause } => (
-            are_newly_without_secrets(before, *during),
-            warning(reason::INVALID_SECRET, "ReadSecrets", cause.to_string()),
-        ),
         Outcome::Vanished(id) => {
             let text = format!("VM {id} no longer exists, although its machine was not deleted");
             (
@@ -165,19 +161,6 @@ fn has_no_failure(before: &InfraMachine) -> bool {
     })
 }
 
-/// Returns whether the status does not yet report unreadable secrets. The report is in the last operation, or
-/// in `DriverReachable` for a recheck of a running VM, which writes no last operation.
-fn are_newly_without_secrets(before: &InfraMachine, during: OperationType) -> bool {
-    if during == OperationType::Create && before.is_provisioned() {
-        return is_new(before, conditions::DRIVER_REACHABLE, reason::INVALID_SECRET);
-    }
-    let last = before
-        .status
-        .as_ref()
-        .and_then(|status| status.last_operation.as_ref());
-    last.is_none_or(|last| last.type_ != during || last.code.as_deref() != Some(reason::INVALID_SECRET))
-}
-
 fn is_new_failure(before: &InfraMachine, failure: &Failure, attempts: u32) -> bool {
     let Some(status) = before.status.as_ref() else {
         return true;
@@ -191,13 +174,16 @@ fn is_new_failure(before: &InfraMachine, failure: &Failure, attempts: u32) -> bo
         let shown = conditions::get(&status.conditions, conditions::DRIVER_REACHABLE)
             .filter(|condition| condition.status == ConditionStatus::False.as_str());
         return match shown.map(|condition| condition.reason.as_str()) {
-            Some(reason::INVALID_SECRET) => true,
+            Some(shown) if [shown, failure.reason()].contains(&reason::INVALID_SECRET) => {
+                shown != failure.reason()
+            }
             Some(_) => false,
             None => attempts <= 1,
         };
     }
     status.last_operation.as_ref().is_none_or(|last| {
-        last.operation.as_deref() != Some(failure.operation.name())
-            || last.code.as_deref() != Some(failure.status.code().name())
+        last.type_ != failure.during
+            || last.operation.as_deref() != failure.operation.map(Operation::name)
+            || last.code.as_deref() != Some(failure.reason())
     })
 }

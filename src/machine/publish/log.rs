@@ -52,8 +52,7 @@ fn condition(before: &InfraMachine, outcome: &Outcome) -> &'static str {
         Outcome::Blocked(block) => block.condition,
         Outcome::Refused { .. } if is_up => conditions::VIRTUAL_MACHINE_UP_TO_DATE,
         Outcome::Refused { .. } => conditions::VIRTUAL_MACHINE_CREATED,
-        Outcome::Failed(failure) => of_call(failure.during, Some(failure.operation), is_up),
-        Outcome::NoSecrets { during, .. } => of_call(*during, None, is_up),
+        Outcome::Failed(failure) => of_call(failure.during, failure.operation, is_up),
         Outcome::RemoveFinalizer(RemovalReason::Forced) => conditions::DELETING,
         _ => conditions::READY,
     }

@@ -21,58 +21,34 @@ const MAX_REPEAT_AGE: SignedDuration = SignedDuration::from_mins(30);
 impl Draft<'_> {
     pub(super) fn failed(&mut self, failure: &Failure, timing: RetryTiming) {
         self.working();
-        let code = failure.status.code();
-        let message = self.failed_operation(
-            failure.during,
-            Some(failure.operation),
-            code.name(),
-            failure.message(),
-            timing,
-        );
+        let (reason, message) = (failure.reason(), self.failed_operation(failure, timing));
         if let Some(vm) = &failure.machine {
             self.describe(vm);
         }
         let is_recheck = failure.during == OperationType::Create && self.machine.is_provisioned();
-        if failure.is_outage() && is_recheck {
+        match (failure.operation, failure.is_outage()) {
+            // The failure says nothing about a running VM, so `Ready` stays.
+            (None, _) if is_recheck => self.mark_false(DRIVER_REACHABLE, reason, &message),
             // For a running VM, only a lasting outage is reported, so that one failed call does not write the
             // whole fleet.
-        } else if failure.is_outage() {
-            self.mark_false(DRIVER_REACHABLE, code.name(), &message);
-        } else {
-            self.reachable();
+            (Some(_), true) if is_recheck => {}
+            (Some(_), true) => self.mark_false(DRIVER_REACHABLE, reason, &message),
+            (Some(_), false) => self.reachable(),
+            (None, _) => {}
         }
         if failure.disposition == Disposition::Terminal {
-            self.refused(code, &message);
+            self.refused(failure.status.code(), &message);
             return;
         }
         match failure.during {
-            OperationType::Delete => self.deleting(code.name(), &message),
-            OperationType::Update => {
-                self.mark_false(VIRTUAL_MACHINE_UP_TO_DATE, code.name(), &message);
-            }
-            OperationType::Create if failure.operation == Operation::InitializeMachine => {
+            OperationType::Delete => self.deleting(reason, &message),
+            OperationType::Update => self.mark_false(VIRTUAL_MACHINE_UP_TO_DATE, reason, &message),
+            OperationType::Create if failure.operation == Some(Operation::InitializeMachine) => {
                 self.mark_true(VIRTUAL_MACHINE_CREATED, reason::CREATED);
-                self.mark_false(VIRTUAL_MACHINE_INITIALIZED, code.name(), &message);
-                self.not_ready_yet(code.name(), &message);
+                self.mark_false(VIRTUAL_MACHINE_INITIALIZED, reason, &message);
+                self.not_ready_yet(reason, &message);
             }
-            OperationType::Create => self.not_created_yet(code.name(), &message),
-        }
-    }
-
-    pub(super) fn no_secrets(&mut self, during: OperationType, message: &str, timing: RetryTiming) {
-        self.working();
-        let message = message.to_owned();
-        let message = &self.failed_operation(during, None, reason::INVALID_SECRET, message, timing);
-        match during {
-            // The failure says nothing about a running VM, so `Ready` stays.
-            OperationType::Create if self.machine.is_provisioned() => {
-                self.mark_false(DRIVER_REACHABLE, reason::INVALID_SECRET, message);
-            }
-            OperationType::Create => self.not_created_yet(reason::INVALID_SECRET, message),
-            OperationType::Update => {
-                self.mark_false(VIRTUAL_MACHINE_UP_TO_DATE, reason::INVALID_SECRET, message);
-            }
-            OperationType::Delete => self.deleting(reason::INVALID_SECRET, message),
+            OperationType::Create => self.not_created_yet(reason, &message),
         }
     }
 
@@ -112,23 +88,17 @@ impl Draft<'_> {
 
     /// Records the failure as the last operation, unless it repeats the published failure. Returns the
     /// message to show. A repeat keeps its published message.
-    fn failed_operation(
-        &mut self,
-        type_: OperationType,
-        operation: Option<Operation>,
-        code: &str,
-        message: String,
-        timing: RetryTiming,
-    ) -> String {
+    fn failed_operation(&mut self, failure: &Failure, timing: RetryTiming) -> String {
+        let (type_, message) = (failure.during, failure.message());
         // A failed recheck is not an operation on the VM, which stays provisioned. DriverReachable reports
         // the failure.
         if type_ == OperationType::Create && self.machine.is_provisioned() {
             return message;
         }
         let message: String = message.chars().take(conditions::MAX_MESSAGE).collect();
-        let operation = operation.map(Operation::name);
+        let operation = failure.operation.map(Operation::name);
         let failed = LastOperation {
-            code: Some(code.to_owned()),
+            code: Some(failure.reason().to_owned()),
             message: Some(message),
             attempts: i32::try_from(timing.attempts).unwrap_or(i32::MAX),
             next_retry_time: self.next_retry_time(timing.wait),

@@ -55,7 +55,7 @@ fn failed(call: Call, code: Code) -> Outcome {
 
 fn no_secrets(during: OperationType) -> Outcome {
     let cause = InvalidSecret::NoBootstrapData("boot".to_owned());
-    Outcome::NoSecrets { during, cause }
+    Outcome::Failed(Box::new(Failure::no_secrets(during, &cause)))
 }
 
 fn vm() -> cmi_driver::Machine {

@@ -82,10 +82,7 @@ fn what_others_end_as_a_rule_is_said_once_where_they_have_not() {
 #[test]
 fn whatever_goes_wrong_is_said_once() {
     let cause = || InvalidSecret::NoBootstrapData("boot".to_owned());
-    let no_secrets = |during| Outcome::NoSecrets {
-        during,
-        cause: cause(),
-    };
+    let no_secrets = |during| Outcome::Failed(Box::new(Failure::no_secrets(during, &cause())));
     let refused = || Outcome::Refused {
         invalid: InvalidSpec::Violation("no".to_owned()),
         requeue_after: None,
