@@ -175,16 +175,6 @@ impl<'a> Object<'a> {
         self.change_record(action, with_state, Moves::AsBefore).await
     }
 
-    /// Records that the VM may be deleted without a Secret.
-    ///
-    /// # Errors
-    /// [`Error::Conflict`] when the object has changed since the plan.
-    pub async fn record_without_secret(&mut self) -> Result<(), Error> {
-        let action = "recording that no Secret is needed";
-        self.try_change_record(action, VmRecord::without_secret, Moves::AsBefore, None)
-            .await
-    }
-
     /// Records that the VM has the spec of an update in place that Cluster API has requested.
     ///
     /// # Errors

@@ -13,6 +13,7 @@ use kube::api::{DeleteParams, ListParams};
 use serde_json::{Value, json};
 
 use crate::support::by_hand::{self, all_become, delete_all, is_provisioned, patch_all};
+use crate::support::checks::condition;
 use crate::support::fleet::objects;
 use crate::support::{ByHand, Cloud, Provider, World};
 
@@ -90,7 +91,24 @@ async fn a_missing_or_wrong_secret_is_named_and_heals() -> Result<()> {
     delete_all(&world, &names[3..4]).await?;
     all_become(
         &world,
-        "a deletion without the Secret",
+        "a deletion that waits for the Secret",
+        &names[3..4],
+        |_, machine| {
+            let machine = machine.context("is gone")?;
+            condition(machine, conditions::DELETING, "True", Some("InvalidSecret"))
+        },
+    )
+    .await?;
+    secret(&world, "goes", json!({"token": TOKEN})).await?;
+    patch_all(
+        &world,
+        &names[3..4],
+        &json!({"metadata": {"annotations": {"example.com/touched": "2"}}}),
+    )
+    .await?;
+    all_become(
+        &world,
+        "a deletion with the Secret",
         &names[3..4],
         |_, machine| {
             ensure!(machine.is_none(), "is still there");
@@ -145,7 +163,7 @@ async fn a_vm_keeps_the_credentials_that_it_was_created_with() -> Result<()> {
     without_secret.delete().await?;
     without_secret
         .until("a deletion that waits for an operator", |machine| {
-            by_hand::says(machine, conditions::DELETING, "True", "Unauthenticated")
+            by_hand::says(machine, conditions::DELETING, "True", "InvalidSecret")
         })
         .await?;
     cloud.holds(1).await?;

@@ -167,13 +167,6 @@ impl VmRecord {
         }
     }
 
-    /// Returns the record of a VM that the driver sees without a Secret.
-    #[must_use]
-    pub fn without_secret(self) -> Self {
-        let made_from = self.made_from.map(|made| MadeFrom { secret: None, ..made });
-        Self { made_from, ..self }
-    }
-
     /// Returns the record of an adopted VM after the driver has confirmed it.
     #[must_use]
     pub fn adopting(self, made_from: MadeFrom) -> Self {

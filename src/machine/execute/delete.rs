@@ -1,39 +1,31 @@
 //! Shuts the VM down, deletes it and confirms the deletion.
 
-use super::look_up::LookUpResult;
 use super::{ExecuteError, Executor};
 use crate::api::conditions::reason;
-use crate::api::retry::{Call, Disposition};
+use crate::api::retry::Disposition;
 use crate::apiserver::InvalidSecret;
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
 use crate::machine::plan::Delete;
-use cmi_driver::{Code, MachineClass, Operation, Secrets};
+use cmi_driver::{Code, Operation};
 
 impl Executor<'_, '_, '_> {
     /// Deletes the VM.
     ///
     /// # Guarantees
     /// Returns [`Outcome::Gone`] only when no unanswered create can still make the VM. A driver that can look
-    /// up must also have answered NOT_FOUND for its whole consistency window. A missing Secret does not block
-    /// the deletion of a VM that the driver sees without the Secret.
+    /// up must also have answered NOT_FOUND for its whole consistency window. A VM whose Secret is missing is
+    /// not deleted: an account that other credentials open would report the VM as gone.
     pub async fn delete(&mut self, plan: Delete) -> Result<Outcome, ExecuteError> {
         // clusterctl does not move an object that is being deleted, so the move need not be blocked.
         self.object.unblock_move().await?;
-        let (class, secret_is_gone) = match self.with_credentials(plan.spec.clone()).await {
-            Ok(class) => (class, false),
-            Err(ExecuteError::Secret(InvalidSecret::Missing { name, .. })) => {
-                let class = MachineClass {
-                    provider_spec: plan.spec.clone(),
-                    secrets: Secrets::default(),
-                };
-                if !plan.refused
-                    && let Some(failure) = self.check_without_credentials(&plan, name, class.clone()).await?
-                {
-                    return Ok(failure.into());
-                }
-                (class, true)
+        let class = match self.with_credentials(plan.spec.clone()).await {
+            Err(ExecuteError::Secret(InvalidSecret::Missing { .. })) if plan.refused => {
+                return Ok(Outcome::RemoveFinalizer(RemovalReason::NeverCreated));
             }
-            Err(stopped) => return Err(stopped),
+            Err(ExecuteError::Secret(InvalidSecret::Missing { name, .. })) => {
+                return Err(InvalidSecret::Needed { name }.into());
+            }
+            class => class?,
         };
         if let Some(asking) = plan.shut_down
             && let Some(outcome) = self.shut_down(&plan, asking, class.clone()).await?
@@ -57,7 +49,7 @@ impl Executor<'_, '_, '_> {
             self.permit.on_vm_deleted(&secrets);
         }
         Ok(if plan.refused {
-            of_a_refused_spec(outcome, secret_is_gone)
+            of_a_refused_spec(outcome)
         } else {
             outcome
         })
@@ -71,63 +63,19 @@ impl Executor<'_, '_, '_> {
                 .known_capabilities()
                 .supports(Operation::GetMachineStatus)
     }
-
-    /// Checks whether the VM can be deleted without its credentials when their Secret is gone. A driver that
-    /// sees the VM without credentials does not need them. This is recorded, because the driver could not
-    /// show it after the VM is deleted. If the driver does not see the VM, the VM may be gone or in an
-    /// account that needs the credentials. An operator has to decide.
-    ///
-    /// A driver that can't look up gets the delete call. It answers UNAUTHENTICATED when it needs the
-    /// credentials.
-    async fn check_without_credentials(
-        &mut self,
-        plan: &Delete,
-        name: String,
-        class: MachineClass,
-    ) -> Result<Option<Failure>, ExecuteError> {
-        // This driver needs credentials, and the provider's own credentials open a different account.
-        if self.permit.configured_driver().has_credentials() {
-            return Err(InvalidSecret::Needed { name }.into());
-        }
-        if !self
-            .permit
-            .known_capabilities()
-            .supports(Operation::GetMachineStatus)
-        {
-            return Ok(None);
-        }
-        match self
-            .look_up(plan.provider_id.as_ref(), Call::ConfirmGone, class)
-            .await
-        {
-            LookUpResult::Present(_) => {}
-            LookUpResult::Absent | LookUpResult::CannotLook => {
-                return Err(InvalidSecret::Needed { name }.into());
-            }
-            LookUpResult::Failed(mut failure) => {
-                let said = failure.status.message();
-                let message = format!(
-                    "Secret `{name}` does not exist, and the driver requires its credentials: {said}"
-                );
-                failure.status = failure.status.with_message(message);
-                return Ok(Some(failure));
-            }
-        }
-        self.object.record_without_secret().await?;
-        Ok(None)
-    }
 }
 
 /// Returns the outcome of the cleanup after a refused create. No VM was created. The object is therefore
-/// released even if the driver refuses the same spec again, or denies access because the Secret is gone.
-fn of_a_refused_spec(outcome: Outcome, secret_is_gone: bool) -> Outcome {
+/// released even if the driver refuses the same spec again.
+fn of_a_refused_spec(outcome: Outcome) -> Outcome {
     match outcome {
         Outcome::Gone => Outcome::RemoveFinalizer(RemovalReason::NeverCreated),
         Outcome::Failed(failure) => {
             let refuses = match failure.status.code() {
                 Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists | Code::Unimplemented => true,
-                Code::Unauthenticated | Code::PermissionDenied => secret_is_gone,
-                Code::Canceled
+                Code::Unauthenticated
+                | Code::PermissionDenied
+                | Code::Canceled
                 | Code::Unknown
                 | Code::DeadlineExceeded
                 | Code::NotFound
@@ -158,13 +106,14 @@ mod tests {
     use cmi_driver::Status;
 
     use super::*;
+    use crate::api::retry::Call;
 
     /// A machine whose spec was never valid can be deleted, even if the driver rejects the spec.
     #[test]
     fn a_spec_refused_at_create_and_delete_does_not_keep_the_object() {
-        let after = |code, secret_is_gone| {
+        let after = |code| {
             let failure = Failure::new(Call::Delete, Status::new(code, "no"));
-            of_a_refused_spec(Outcome::Failed(Box::new(failure)), secret_is_gone)
+            of_a_refused_spec(failure.into())
         };
         let released = |outcome| matches!(outcome, Outcome::RemoveFinalizer(RemovalReason::NeverCreated));
         for code in [
@@ -173,7 +122,7 @@ mod tests {
             Code::AlreadyExists,
             Code::Unimplemented,
         ] {
-            assert!(released(after(code, false)), "{code}");
+            assert!(released(after(code)), "{code}");
         }
         for code in [
             Code::Unavailable,
@@ -181,13 +130,12 @@ mod tests {
             Code::FailedPrecondition,
             Code::Internal,
         ] {
-            assert!(!released(after(code, false)), "{code}: something may be there");
+            assert!(!released(after(code)), "{code}: something may be there");
         }
-        assert!(released(after(Code::Unauthenticated, true)));
         assert!(
-            !released(after(Code::Unauthenticated, false)),
+            !released(after(Code::Unauthenticated)),
             "the credentials can be repaired"
         );
-        assert!(released(of_a_refused_spec(Outcome::Gone, false)));
+        assert!(released(of_a_refused_spec(Outcome::Gone)));
     }
 }
