@@ -103,9 +103,6 @@ pub struct Blocked {
     /// Whether an earlier call still blocks `clusterctl move`. No call is in flight while the machine is
     /// blocked.
     pub unblocks_move: bool,
-    /// Whether the start of the wait is worth an event although its reason usually is not. Other controllers
-    /// usually end such a wait, and here they have not.
-    pub is_worth_an_event: bool,
     /// When to check again, if nothing changes earlier.
     pub requeue_after: Option<Duration>,
 }
@@ -119,7 +116,6 @@ impl Blocked {
             message: message.into(),
             record: None,
             unblocks_move: false,
-            is_worth_an_event: false,
             requeue_after: None,
         }
     }

@@ -33,7 +33,7 @@ use super::finalizer::{has_finalizer, has_lost_finalizer};
 use super::outcome::{Blocked, Failure, Outcome, RetryTrigger};
 use super::runtime_state::RuntimeState;
 use crate::admission;
-use crate::api::cluster_api::{Cluster, Machine, cluster_name};
+use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::{self, reason};
 use crate::api::identity::{
     self, Adoption, IdentityTags, InvalidRecord, InvalidSpec, MadeFrom, Role, VmRecord, VmState,
@@ -111,11 +111,11 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
     let owner = match &observed.owner {
         Owner::None => {
             let why = "metadata.ownerReferences names no Machine as controller";
-            return plan_unowned(machine, observed, why);
+            return plan_unattended(machine, observed, reason::WAITING_FOR_OWNER, why);
         }
         Owner::Missing => {
             let why = "the controller Machine in metadata.ownerReferences does not exist";
-            return plan_unowned(machine, observed, why);
+            return plan_unattended(machine, observed, reason::WAITING_FOR_OWNER, why);
         }
         Owner::Found(owner) => owner,
     };
@@ -134,7 +134,8 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
         return plan_failed(machine);
     }
     let Some(cluster) = &observed.cluster else {
-        return plan_without_cluster(machine, observed, owner);
+        let why = cluster_is_missing(&owner.spec.cluster_name);
+        return plan_unattended(machine, observed, reason::CLUSTER_NOT_FOUND, &why);
     };
     let Some(cluster_id) = &observed.cluster_id else {
         return Outcome::NoOp("the Cluster has no UID").into();
@@ -205,47 +206,22 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
     }
 }
 
-/// Plans a machine without an owner Machine. The report waits for a grace period: Cluster API creates the
-/// object before its Machine, and a move or a restore creates the objects in sequence.
-fn plan_unowned(machine: &InfraMachine, observed: &Observed, why: &str) -> Plan {
+/// Plans a machine that lacks its owner Machine or its Cluster. The report waits for a grace period: Cluster
+/// API creates the object before its Machine, and a move or a restore creates the objects in sequence.
+fn plan_unattended(machine: &InfraMachine, observed: &Observed, reason: &'static str, why: &str) -> Plan {
     if let Some(left) = grace_left(machine, observed.now) {
         return Outcome::Requeue(left).into();
     }
-    let mut message = format!("{why}: {}", what_is_left_undone(machine));
-    if let Some(name) = cluster_name(&machine.metadata).filter(|_| observed.cluster.is_none()) {
-        message = format!("{message}; {}", cluster_is_missing(name));
-    }
+    let message = format!("{why}: {}", what_is_left_undone(machine));
     // A paused machine gets no other write. clusterctl moves it with the Cluster, and waits for it.
-    if let Some(paused) = paused(machine, observed.cluster.as_deref()) {
-        return Outcome::Blocked(Blocked {
+    let block = match paused(machine, observed.cluster.as_deref()) {
+        Some(paused) => Blocked {
             message: format!("{}; also, {message}", paused.message),
-            is_worth_an_event: true,
             ..paused
-        })
-        .into();
-    }
-    Outcome::Blocked(Blocked {
-        is_worth_an_event: true,
-        ..Blocked::new(condition_unattended(machine), reason::WAITING_FOR_OWNER, message)
-    })
-    .into()
-}
-
-/// Plans a machine whose owner Machine exists and whose Cluster does not.
-fn plan_without_cluster(machine: &InfraMachine, observed: &Observed, owner: &Machine) -> Plan {
-    if let Some(left) = grace_left(machine, observed.now) {
-        return Outcome::Requeue(left).into();
-    }
-    let message = format!(
-        "{}: {}",
-        cluster_is_missing(&owner.spec.cluster_name),
-        what_is_left_undone(machine)
-    );
-    Outcome::Blocked(Blocked {
-        is_worth_an_event: true,
-        ..Blocked::new(condition_unattended(machine), reason::CLUSTER_NOT_FOUND, message)
-    })
-    .into()
+        },
+        None => Blocked::new(condition_unattended(machine), reason, message),
+    };
+    Outcome::Blocked(block).into()
 }
 
 fn cluster_is_missing(name: &str) -> String {

@@ -28,8 +28,7 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
         | Outcome::Deleting { .. }
         | Outcome::RemoveFinalizer(RemovalReason::NeverCreated) => return None,
         Outcome::Blocked(block) => (
-            (block.is_worth_an_event || needs_intervention(block.reason))
-                && is_new(before, block.condition, block.reason),
+            needs_intervention(block.reason) && is_new(before, block.condition, block.reason),
             warning(block.reason, "Reconcile", block.message.clone()),
         ),
         Outcome::Refused { invalid, .. } => (
@@ -120,12 +119,14 @@ fn normal(reason: &str, action: &'static str, text: String) -> NewEvent {
     }
 }
 
-/// Returns whether only an operator can end a wait with this reason. All other waits are part of normal
-/// progress.
+/// Returns whether an operator has to end a wait with this reason. All other waits are part of normal
+/// progress. Other controllers usually provide owner and Cluster within the grace period.
 fn needs_intervention(why: &str) -> bool {
     matches!(
         why,
-        reason::DRIVER_NOT_CONFIGURED
+        reason::WAITING_FOR_OWNER
+            | reason::CLUSTER_NOT_FOUND
+            | reason::DRIVER_NOT_CONFIGURED
             | reason::FOREIGN_IDENTITY
             | reason::FOREIGN_PROVIDER_ID
             | reason::NOT_REFERENCED

@@ -62,7 +62,6 @@ fn what_others_end_as_a_rule_is_said_once_where_they_have_not() {
     let late = || world().without_owner().seconds_later(60);
     for (plan, why) in [
         (late().plan(machine()), "WaitingForOwner"),
-        (late().paused().plan(machine()), "Paused"),
         (
             world().without_cluster().seconds_later(60).plan(machine()),
             "ClusterNotFound",
