@@ -223,8 +223,11 @@ fn record_published(
         Outcome::UpToDate { .. } if !gathered.can_ask() => {
             ctx.states.drop_signal(uid, gathered.hint());
         }
-        // After a pause, list results from before it are stale.
-        Outcome::Blocked(block) if block.condition == conditions::PAUSED => ctx.states.drop_list_hint(uid),
+        // After a pause, list results from before it are stale. The pause has cleared the published wait.
+        Outcome::Blocked(block) if block.condition == conditions::PAUSED => {
+            ctx.states.drop_list_hint(uid);
+            ctx.states.drop_wait(uid);
+        }
         // The VM exists. This answers the hint, and the driver has no better answer.
         Outcome::NotSupported(Operation::InitializeMachine) => {
             ctx.states.drop_signal(uid, gathered.hint());

@@ -385,6 +385,12 @@ impl RuntimeStates {
         self.with_known(uid, RuntimeState::drop_list_hint);
     }
 
+    /// Drops the wait after a failure, unless only another driver ends it.
+    pub fn drop_wait(&self, uid: &str) {
+        let ends_with_time = |retry: &mut Retry| matches!(retry.until, RetryCondition::Time(_));
+        self.with_known(uid, |known| drop(known.retry.take_if(ends_with_time)));
+    }
+
     /// Like [`Self::drop_list_hint`], for all machines that a list has confirmed, by UID. A fleet has a list
     /// for each class, and very few machines have such a hint, so the hint is checked first.
     pub fn drop_list_hints(&self, is_confirmed: impl Fn(&str) -> bool) {

@@ -102,8 +102,8 @@ fn draft(
         | Outcome::RemoveFinalizer(_) => {
             return draft.status;
         }
-        Outcome::Waiting(requeue_after) => {
-            draft.requeued(*requeue_after);
+        Outcome::Waiting(_) => {
+            draft.unpaused();
             draft.deletion_waits();
             return draft.status;
         }
@@ -111,8 +111,8 @@ fn draft(
             draft.queued();
             return draft.status;
         }
-        Outcome::AwaitingCapacity { requeue_after } => {
-            draft.circuit_open(*requeue_after);
+        Outcome::AwaitingCapacity { .. } => {
+            draft.circuit_open();
             return draft.status;
         }
         // While paused, the other fields still describe an earlier generation. Marking them as current would
@@ -215,26 +215,10 @@ impl Draft<'_> {
     }
 
     /// Clears the time of the next attempt while no call is planned. Otherwise, readers would expect a call
-    /// at that time, and a new process would still wait after the obstacle is removed.
+    /// at that time, and a new process would still wait after the obstacle is removed. A pause ends the wait.
     fn clear_next_retry_time(&mut self) {
         if let Some(last) = &mut self.status.last_operation {
             last.next_retry_time = None;
-        }
-    }
-
-    /// Reports a machine that waits for its next attempt. If a pause has cleared the time of this attempt, it
-    /// is written again with the current time as update time. A new process uses the difference as the
-    /// planned wait.
-    fn requeued(&mut self, requeue_after: Option<Duration>) {
-        let was_paused = conditions::is_true(&self.status.conditions, PAUSED);
-        self.unpaused();
-        let next = self.next_retry_time(requeue_after);
-        if let Some(last) = &mut self.status.last_operation
-            && was_paused
-            && last.state == OperationState::Failed
-        {
-            last.last_update_time = Time(self.now);
-            last.next_retry_time = next;
         }
     }
 
@@ -261,7 +245,6 @@ impl Draft<'_> {
         if self.shows_result_of_call() {
             return;
         }
-        self.driver_is_no_longer_missing();
         if self.machine.metadata.deletion_timestamp.is_some() {
             self.deleting(reason::WAITING_FOR_DRIVER, message);
         } else if !self.machine.is_provisioned() {
@@ -297,21 +280,16 @@ impl Draft<'_> {
 
     /// Reports a machine that waits for capacity because another machine was refused. A machine that was
     /// refused itself already reports this.
-    fn circuit_open(&mut self, requeue_after: Duration) {
+    fn circuit_open(&mut self) {
+        self.unpaused();
         let is_shown = conditions::get(&self.status.conditions, READY).is_some_and(|shown| {
             [Code::ResourceExhausted.name(), reason::CREATION_TIMED_OUT].contains(&shown.reason.as_str())
         });
-        if is_shown {
-            self.requeued(Some(requeue_after));
-            return;
-        }
-        self.unpaused();
-        if self.machine.is_provisioned() {
+        if is_shown || self.machine.is_provisioned() {
             return;
         }
         // An earlier wait had a different cause.
         self.clear_next_retry_time();
-        self.driver_is_no_longer_missing();
         let message = format!(
             "{CircuitOpen}; one machine retries every {} minutes, or when the driver requests it; \
                 {RETRY_NOW_HINT}",
@@ -325,10 +303,11 @@ impl Draft<'_> {
         self.clear_next_retry_time();
         let state = ConditionStatus::from(block.condition == DELETING);
         self.set(block.condition, state, block.reason, &block.message);
-        if block.reason == reason::DRIVER_NOT_CONFIGURED {
-            self.driver_is_missing(&block.message);
-        } else {
-            self.driver_is_no_longer_missing();
+        if !self.machine.is_provisioned() || block.condition == DELETING {
+            // Before a call, the driver's reachability is unknown. For a running VM, a look-up reports it.
+            self.status
+                .conditions
+                .retain(|shown| shown.type_ != DRIVER_REACHABLE);
         }
         if block.reason == reason::WAITING_FOR_FINALIZERS {
             // The VM is gone or was abandoned by force, so its last state no longer applies.
@@ -337,24 +316,6 @@ impl Draft<'_> {
         }
         if block.condition == DELETING {
             self.mark_false(READY, block.reason, &block.message);
-        }
-    }
-
-    /// Reports that no driver is configured, if the driver's reachability was reported.
-    fn driver_is_missing(&mut self, message: &str) {
-        let (type_, why) = (DRIVER_REACHABLE, reason::DRIVER_NOT_CONFIGURED);
-        if conditions::get(&self.status.conditions, type_).is_some() {
-            self.mark_false(type_, why, message);
-        }
-    }
-
-    /// Resets the report of a missing driver when another obstacle delays a machine. Before a call, the
-    /// driver's reachability is unknown. For a running VM, the next look-up reports it.
-    fn driver_is_no_longer_missing(&mut self) {
-        if !self.machine.is_provisioned() {
-            self.status.conditions.retain(|shown| {
-                shown.type_ != DRIVER_REACHABLE || shown.reason != reason::DRIVER_NOT_CONFIGURED
-            });
         }
     }
 

@@ -38,7 +38,7 @@ impl Executor<'_, '_, '_> {
         let answer = self.object.awaiting(Operation::ShutDownMachine, call).await;
         let answered = wall_clock::now();
         let accepted = asking.accepted.unwrap_or(answered);
-        let deadline = ShutDownDeadline::of(accepted, asking.grace);
+        let deadline = &deadline_of(accepted, asking.grace);
         match answer {
             Ok(response) => {
                 let vm = if self
@@ -93,23 +93,10 @@ impl Executor<'_, '_, '_> {
     }
 }
 
-/// The end of the grace period, for messages.
-#[derive(Clone, Copy)]
-struct ShutDownDeadline(Option<Timestamp>);
-
-impl ShutDownDeadline {
-    fn of(accepted: Timestamp, grace: Duration) -> Self {
-        Self(accepted.checked_add(grace).ok())
-    }
-}
-
-impl std::fmt::Display for ShutDownDeadline {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            Some(time) => write!(f, "the VM is deleted at {time:.0} at the latest"),
-            None => Ok(()),
-        }
-    }
+/// Returns the end of the grace period as a message.
+fn deadline_of(accepted: Timestamp, grace: Duration) -> String {
+    let deadline = accepted.checked_add(grace).unwrap_or(Timestamp::MAX);
+    format!("the VM is deleted at {deadline:.0} at the latest")
 }
 
 /// Returns the outcome for a guest that has stopped or is stopping. Returns `None` when the VM may be
@@ -117,7 +104,7 @@ impl std::fmt::Display for ShutDownDeadline {
 /// period. Without a visible power state, the guest gets its full grace period.
 fn after_acceptance(
     answer: Option<cmi_driver::Result<Machine>>,
-    deadline: ShutDownDeadline,
+    deadline: &str,
     requeue_after: Duration,
 ) -> Option<Outcome> {
     let power = match answer {
@@ -144,7 +131,7 @@ fn after_acceptance(
 
 /// Returns the outcome when the VM can't be read after its guest accepted to stop. A missing VM needs no
 /// grace period.
-fn unobserved(status: Status, deadline: ShutDownDeadline, requeue_after: Duration) -> Option<Outcome> {
+fn unobserved(status: Status, deadline: &str, requeue_after: Duration) -> Option<Outcome> {
     let message = format!("cannot read whether the guest has stopped: {}", status.message());
     let failure = Failure::new(Call::ShutDown, status.with_message(message));
     match (failure.disposition, failure.status.code()) {
@@ -154,7 +141,7 @@ fn unobserved(status: Status, deadline: ShutDownDeadline, requeue_after: Duratio
     }
 }
 
-fn shutting_down(observation: &str, deadline: ShutDownDeadline, requeue_after: Duration) -> Outcome {
+fn shutting_down(observation: &str, deadline: &str, requeue_after: Duration) -> Outcome {
     Outcome::Deleting {
         reason: reason::SHUTTING_DOWN,
         message: format!("the guest accepted the shutdown, and {observation}; {deadline}"),
@@ -167,7 +154,7 @@ fn shutting_down(observation: &str, deadline: ShutDownDeadline, requeue_after: D
 fn after_shut_down(
     mut failure: Failure,
     asking: ShutDown,
-    deadline: ShutDownDeadline,
+    deadline: &str,
     now: Timestamp,
     requeue_after: Duration,
 ) -> Option<Outcome> {
@@ -194,7 +181,7 @@ fn after_shut_down(
         return None;
     }
     let ends = match asking.accepted {
-        Some(_) => deadline.to_string(),
+        Some(_) => deadline.to_owned(),
         None => format!(
             "after {SHUT_DOWN_TRIES} failures in a row and {} s, the VM is deleted without a shutdown",
             asking.grace.as_secs()
@@ -221,15 +208,15 @@ mod tests {
         }
     }
 
-    fn deadline() -> ShutDownDeadline {
-        ShutDownDeadline::of(at(0), Duration::from_mins(1))
+    fn deadline() -> String {
+        deadline_of(at(0), Duration::from_mins(1))
     }
 
     fn after(status: Status) -> Option<Outcome> {
         after_shut_down(
             Failure::new(Call::ShutDown, status),
             asking(None, false),
-            deadline(),
+            &deadline(),
             at(0),
             PACE,
         )
@@ -261,7 +248,7 @@ mod tests {
         let requeue_after = |seconds: i64, accepted: Option<Timestamp>| {
             let status = Status::new(Code::Aborted, "stopping").with_retry_after(Duration::from_hours(1));
             let failure = Failure::new(Call::ShutDown, status);
-            match after_shut_down(failure, asking(accepted, false), deadline(), at(seconds), PACE) {
+            match after_shut_down(failure, asking(accepted, false), &deadline(), at(seconds), PACE) {
                 Some(Outcome::Deleting { requeue_after, .. }) => requeue_after.as_secs(),
                 other => panic!("{other:?}"),
             }
@@ -303,7 +290,7 @@ mod tests {
         let denied = Some(Err(Status::new(Code::PermissionDenied, "no")));
         for answer in answers.chain([None, denied]) {
             let text = format!("{answer:?}");
-            let outcome = after_acceptance(answer, deadline(), PACE);
+            let outcome = after_acceptance(answer, &deadline(), PACE);
             assert!(
                 matches!(
                     outcome,
@@ -327,13 +314,13 @@ mod tests {
     fn a_guest_that_is_stopped_or_gone_is_deleted_now() {
         for power in [PowerState::Stopped, PowerState::Failed] {
             let answer = Some(Ok(vm(Some(power))));
-            assert!(after_acceptance(answer, deadline(), PACE).is_none(), "{power:?}");
+            assert!(after_acceptance(answer, &deadline(), PACE).is_none(), "{power:?}");
         }
         let gone = Status::new(Code::NotFound, "there is none");
-        assert!(after_acceptance(Some(Err(gone)), deadline(), PACE).is_none());
+        assert!(after_acceptance(Some(Err(gone)), &deadline(), PACE).is_none());
         let outage = Status::new(Code::Unavailable, "it can't be reached");
         assert!(matches!(
-            after_acceptance(Some(Err(outage)), deadline(), PACE),
+            after_acceptance(Some(Err(outage)), &deadline(), PACE),
             Some(Outcome::Failed(_))
         ));
     }
@@ -353,19 +340,19 @@ mod tests {
         assert!(
             message(after(Status::new(Code::Unavailable, "down"))).contains("4 failures in a row and 60 s")
         );
-        assert!(after_shut_down(unavailable(), last, deadline(), at(0), PACE).is_none());
+        assert!(after_shut_down(unavailable(), last, &deadline(), at(0), PACE).is_none());
         let mut never_sent = unavailable();
         never_sent.status = never_sent.status.with_never_sent();
         assert!(
             matches!(
-                after_shut_down(never_sent, last, deadline(), at(0), PACE),
+                after_shut_down(never_sent, last, &deadline(), at(0), PACE),
                 Some(Outcome::Failed(_))
             ),
             "a driver that can't be reached was not asked"
         );
         let stopping = Failure::new(Call::ShutDown, Status::new(Code::Aborted, "stopping"));
         assert!(
-            after_shut_down(stopping, last, deadline(), at(0), PACE).is_some(),
+            after_shut_down(stopping, last, &deadline(), at(0), PACE).is_some(),
             "it has its time"
         );
     }
