@@ -34,7 +34,7 @@ use crate::apiserver::leadership::is_not_leader;
 use crate::telemetry::metrics::Metrics;
 use cmi_driver::{Capabilities, Code, Driver, MachineClass, Result, Secrets, Status};
 
-pub use breaker::{CircuitOpen, HalfOpenReason, is_circuit_open};
+pub use breaker::{Attempt, CREATES_SUSPENDED};
 pub use limits::{Limits, Namespaces, Timeouts};
 pub use own_credentials::{CredentialsDirectory, InvalidCredentials};
 pub use permits::Priority;
@@ -341,8 +341,8 @@ impl<'a> Permit<'a> {
         self.driver
     }
 
-    /// The guarded driver. Every call is checked against leadership, capabilities and the circuit breaker,
-    /// waits for the driver's rate, has a deadline, is counted, survives a panic, and returns no secrets.
+    /// The guarded driver. Every call is checked against leadership and capabilities, waits for the
+    /// driver's rate, has a deadline, is counted, survives a panic, and returns no secrets.
     pub fn driver(&self) -> &dyn Driver {
         &self.driver.driver
     }
@@ -367,19 +367,18 @@ impl<'a> Permit<'a> {
         Ok(self.driver.capabilities.get().await?.capabilities)
     }
 
-    /// Admits `key` to a create of this class if there may be capacity; otherwise queues it, and `waker` runs
-    /// when there may be capacity. The caller asks before any other step of the create, and is expected to
-    /// create soon. Returns whether `key` may go on. Makes no call.
+    /// Admits `key` to a create of this class if there may be capacity. Otherwise queues it, and `waker` runs
+    /// when there may be capacity. The caller records the answer to the create. Makes no call.
     pub fn admit_create_or_wait(
         &self,
         class: &MachineClass,
         key: &str,
-        reason: HalfOpenReason,
+        requested: bool,
         waker: Waker,
-    ) -> bool {
+    ) -> Option<Attempt<'a>> {
         let driver = &self.driver.driver;
         let class = driver.key(class);
-        driver.breakers().admit_or_wait(&class, key, reason, waker)
+        driver.breakers().begin_or_wait(class, key, requested, waker)
     }
 
     /// Runs `waker` when there may be capacity for a create of this class that was refused.

@@ -2,21 +2,17 @@
 //! find out whether there is capacity again.
 //!
 //! There is one breaker for each class. It is closed while nothing is known against creates of the class. An
-//! answer that capacity is exhausted opens it, and creates are refused without a call. It becomes half open
-//! when there may be capacity again:
-//!
-//! * the open time is over,
-//! * a VM with the same credentials is gone,
-//! * a create in flight succeeded,
-//! * an operator requests an attempt, or
-//! * a process starts with a machine that was refused before.
-//!
-//! The credentials matter because a quota usually belongs to an account, and drivers do not report its
-//! classes.
+//! answer that capacity is exhausted opens it, and creates are held back without a call. It becomes half open
+//! when there may be capacity again: the open time is over, a VM with the same credentials is gone, a create
+//! in flight succeeded, or an operator requests an attempt. The credentials matter because a quota usually
+//! belongs to an account, and drivers do not report its classes.
 //!
 //! A half-open breaker lets one create through. If it succeeds, the circuit recovers: each create that
 //! succeeds wakes two waiters. So a fleet comes back at the pace of the back end, in doubling numbers. If it
 //! fails, the circuit opens again, and hints that prove wrong count less and less.
+//!
+//! A new process has closed breakers. The machines that waited retry, as many at a time as there are permits,
+//! until the first answer opens the breaker again.
 
 mod circuit;
 mod key;
@@ -24,7 +20,6 @@ mod key;
 mod tests;
 
 use std::collections::HashMap;
-use std::error::Error;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -38,32 +33,17 @@ use cmi_driver::{Code, Status};
 
 /// The breakers of one driver; closed breakers are not kept.
 #[derive(Debug, Default)]
-pub(super) struct Breakers {
+pub struct Breakers {
     by_class: Mutex<HashMap<ClassKey, Circuit>>,
 }
 
-/// Why a breaker becomes half open for a create, whether it is open or, after a restart, closed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HalfOpenReason {
-    /// An operator has changed an annotation to retry the create immediately.
-    pub requested: bool,
-    /// The machine was refused before, perhaps by the driver of an earlier process.
-    pub recalled: bool,
-}
-
-/// A create was not made, because capacity is known to be exhausted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("creates of this class are suspended, because another machine of the class exhausted the capacity")]
-pub struct CircuitOpen;
-
-/// Whether an error, or one of its sources, is [`CircuitOpen`].
-pub fn is_circuit_open(error: &(dyn Error + 'static)) -> bool {
-    std::iter::successors(Some(error), |&error| error.source()).any(<dyn Error>::is::<CircuitOpen>)
-}
+/// Why a create of a machine waits.
+pub const CREATES_SUSPENDED: &str =
+    "creates of this class are suspended, because another machine of the class exhausted the capacity";
 
 /// A create that was let through. An attempt that is dropped without an answer is inconclusive.
 #[derive(Debug)]
-pub(super) struct Attempt<'a> {
+pub struct Attempt<'a> {
     breakers: &'a Breakers,
     key: ClassKey,
     /// Whether the breaker was not closed, so that it counts the create.
@@ -71,47 +51,29 @@ pub(super) struct Attempt<'a> {
 }
 
 impl Breakers {
-    /// Admits `uid` to a create of this class if the breaker allows one; otherwise queues it, and `waker`
-    /// runs when there may be capacity. The caller asks before any other step of the create, and is expected
-    /// to create soon. Returns whether `uid` may go on.
-    pub(super) fn admit_or_wait(
+    /// Lets a create of this class through if the breaker allows one. Otherwise queues `uid`, and `waker`
+    /// runs when there may be capacity. `requested` is whether an operator requests an attempt.
+    pub(super) fn begin_or_wait(
         &self,
-        key: &ClassKey,
+        key: ClassKey,
         uid: &str,
-        reason: HalfOpenReason,
+        requested: bool,
         waker: Waker,
-    ) -> bool {
-        let now = Instant::now();
+    ) -> Option<Attempt<'_>> {
         let mut circuits = self.by_class.lock();
-        let Some(circuit) = circuits.get_mut(key) else {
-            if reason.recalled {
-                circuits.insert(key.clone(), Circuit::half_open(Some(uid.into()), now));
-            }
-            return true;
-        };
-        let is_admitted = circuit.try_admit(uid, reason, now);
-        if !is_admitted {
+        let circuit = circuits.get_mut(&key);
+        let counted = circuit.is_some();
+        if let Some(circuit) = circuit
+            && !circuit.begin(uid, requested, Instant::now())
+        {
             circuit.wait(uid, waker);
+            return None;
         }
-        is_admitted
-    }
-
-    /// Lets a create through.
-    ///
-    /// # Errors
-    /// RESOURCE_EXHAUSTED from [`CircuitOpen`].
-    pub(super) fn attempt(&self, key: &ClassKey) -> Result<Attempt<'_>, Status> {
-        let mut circuits = self.by_class.lock();
-        let begun = circuits.get_mut(key).map(|circuit| circuit.begin(Instant::now()));
-        if begun == Some(false) {
-            return Err(Status::new(Code::ResourceExhausted, CircuitOpen.to_string())
-                .with_source(CircuitOpen)
-                .with_never_sent());
-        }
-        Ok(Attempt {
+        drop(circuits);
+        Some(Attempt {
             breakers: self,
-            key: key.clone(),
-            counted: begun.is_some(),
+            key,
+            counted,
         })
     }
 
@@ -180,14 +142,14 @@ impl Breakers {
         let mut circuits = self.by_class.lock();
         circuits
             .entry(key.clone())
-            .or_insert_with(|| Circuit::half_open(None, now))
+            .or_insert_with(|| Circuit::half_open(now))
             .on_exhausted(retry::requested_delay(status), counted, now);
     }
 }
 
 impl Attempt<'_> {
     /// Records the driver's answer. Errors other than exhausted capacity are inconclusive.
-    pub(super) fn record<T>(mut self, answer: &Result<T, Status>) {
+    pub fn record<T>(mut self, answer: &Result<T, Status>) {
         match answer {
             Ok(_) => {
                 let counted = std::mem::take(&mut self.counted);

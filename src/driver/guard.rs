@@ -1,8 +1,7 @@
 //! The checks before every driver call.
 //!
-//! The rules apply in this order: leadership, capabilities, the driver's rate, the circuit breaker (for
-//! creates only), and leadership again, since the wait may have been long. [`super::Permit`] bounds how many
-//! calls run in parallel.
+//! The rules apply in this order: leadership, capabilities, the driver's rate, and leadership again, since
+//! the wait may have been long. [`super::Permit`] bounds how many calls run in parallel, and admits creates.
 
 use std::sync::Arc;
 
@@ -17,7 +16,7 @@ use cmi_driver::{
     Status,
 };
 
-/// A driver whose calls have to pass leadership, capabilities and the circuit breaker, and wait for the rate.
+/// A driver whose calls have to pass leadership and capabilities, and wait for the rate.
 #[derive(Debug)]
 pub(super) struct GuardedDriver {
     client: DriverClient,
@@ -69,27 +68,16 @@ impl GuardedDriver {
     /// Makes a call under all the rules.
     async fn call<R: Request>(&self, request: R) -> Result<R::Response> {
         let capabilities = self.check_callable(R::OPERATION).await?;
-        // Hashing a class takes time, and breakers count only calls that take capacity.
-        let takes_room = matches!(
-            R::OPERATION,
-            Operation::CreateMachine | Operation::InitializeMachine
-        );
-        let class = request.class().filter(|_| takes_room);
-        let key = class.map(|class| ClassKey::of(class, &capabilities.tag_path));
+        // The back end may have no capacity for an initialization either. Hashing a class takes time.
+        let initialized = request
+            .class()
+            .filter(|_| R::OPERATION == Operation::InitializeMachine)
+            .map(|class| ClassKey::of(class, &capabilities.tag_path));
         self.tokens.take().await;
-        let is_create = R::OPERATION == Operation::CreateMachine;
-        // After the wait: another create may have found no capacity in the meantime.
-        let attempt = match key.as_ref().filter(|_| is_create) {
-            Some(key) => Some(self.breakers.attempt(key)?),
-            None => None,
-        };
         let answer = self.client.send(request).await;
         self.prober.record_answer(&answer);
-        match (attempt, &key, &answer) {
-            (Some(attempt), _, answer) => attempt.record(answer),
-            // The back end may have no capacity for an initialization either.
-            (None, Some(key), Err(status)) => self.breakers.record_failure(key, status),
-            (None, _, _) => {}
+        if let (Some(key), Err(status)) = (&initialized, &answer) {
+            self.breakers.record_failure(key, status);
         }
         answer
     }

@@ -13,9 +13,7 @@ use crate::api::retry::{LONG_WAIT, LONG_WAIT_JITTER, jitter};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::Events;
-use crate::driver::{
-    ConfiguredDriver, ConfiguredDrivers, DriverState, HalfOpenReason, Permit, Priority, Waker,
-};
+use crate::driver::{Attempt, ConfiguredDriver, ConfiguredDrivers, DriverState, Permit, Priority, Waker};
 use crate::reconcile::caches::{Caches, ClusterIds};
 use crate::reconcile::{Enqueue, FailureLog, waker};
 use crate::telemetry::metrics::Metrics;
@@ -85,22 +83,21 @@ impl Context {
         })
     }
 
-    /// Admits a create. When capacity is known to be exhausted, the machine waits, and the outcome is
-    /// returned. Call this before any work for the create.
-    pub fn admit_create_or_wait(
+    /// Admits a create. When capacity is known to be exhausted, the machine is enqueued when there may be
+    /// capacity.
+    pub fn admit_create_or_wait<'a>(
         &self,
         machine: &InfraMachine,
-        permit: &Permit<'_>,
+        permit: &Permit<'a>,
         class: &MachineClass,
-        reason: HalfOpenReason,
-    ) -> Option<Outcome> {
-        let is_admitted = permit.admit_create_or_wait(
+        requested: bool,
+    ) -> Option<Attempt<'a>> {
+        permit.admit_create_or_wait(
             class,
             machine.metadata.uid(),
-            reason,
+            requested,
             self.capacity_waker(machine),
-        );
-        (!is_admitted).then(|| Self::awaiting_capacity(machine))
+        )
     }
 
     /// Enqueues a machine that was refused for lack of capacity when there may be capacity again.

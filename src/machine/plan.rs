@@ -42,7 +42,7 @@ use crate::api::retry::LONG_WAIT;
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::api::wall_clock::{elapsed, remaining};
 use crate::api::{ObjectMetaExt as _, annotations, labels, paused_by};
-use crate::driver::{DriverState, HalfOpenReason, KnownDriver, PERMIT_WAIT, ResolveError};
+use crate::driver::{DriverState, KnownDriver, PERMIT_WAIT, ResolveError};
 use cmi_driver::{Code, ProviderId, ProviderSpec, Status};
 
 /// Grace period before reporting a state that other controllers usually end.
@@ -371,7 +371,7 @@ fn plan_provisioning(
         is_identified: is_identified(machine),
         earlier_create,
         pending_create,
-        half_open_reason: half_open_reason(machine, observed),
+        requested: is_create_requested(observed),
     }))
     .into()
 }
@@ -425,22 +425,10 @@ fn plan_known(
     .into()
 }
 
-/// Returns why a create may be let through although capacity was exhausted. A create that was interrupted and
-/// not refused since then gives no reason.
-fn half_open_reason(machine: &InfraMachine, observed: &Observed) -> HalfOpenReason {
+/// Returns whether an operator has changed an annotation of a machine that waits for capacity.
+fn is_create_requested(observed: &Observed) -> bool {
     let retry = observed.state.retry.as_ref();
-    let status = machine.status.as_ref();
-    let ready = status.and_then(|status| conditions::get(&status.conditions, conditions::READY));
-    let last = status.and_then(|status| status.last_operation.as_ref());
-    let exhausted = Code::ResourceExhausted.name();
-    HalfOpenReason {
-        requested: retry
-            .is_some_and(|retry| retry.trigger == RetryTrigger::Capacity && retry.inputs != observed.inputs),
-        recalled: ready.is_some_and(|ready| ready.reason == reason::WAITING_FOR_CAPACITY)
-            || last.is_some_and(|last| {
-                last.state == OperationState::Failed && last.code.as_deref() == Some(exhausted)
-            }),
-    }
+    retry.is_some_and(|retry| retry.trigger == RetryTrigger::Capacity && retry.inputs != observed.inputs)
 }
 
 fn blocked(

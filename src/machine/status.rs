@@ -18,7 +18,7 @@ use crate::api::v1alpha1::{
 };
 use crate::api::wall_clock;
 use crate::api::wall_clock::elapsed;
-use crate::driver::{CircuitOpen, StableReachability};
+use crate::driver::{CREATES_SUSPENDED, StableReachability};
 use crate::machine::outcome::{Blocked, Outcome, RETRY_NOW_HINT};
 use crate::machine::plan::is_refused_uncalled;
 use cmi_driver::{Code, JsonPointer, Operation, PowerState};
@@ -291,7 +291,7 @@ impl Draft<'_> {
         // An earlier wait had a different cause.
         self.clear_next_retry_time();
         let message = format!(
-            "{CircuitOpen}; one machine retries every {} minutes, or when the driver requests it; \
+            "{CREATES_SUSPENDED}; one machine retries every {} minutes, or when the driver requests it; \
                 {RETRY_NOW_HINT}",
             LONG_WAIT.as_secs() / 60
         );

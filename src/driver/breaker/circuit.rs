@@ -8,11 +8,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::HalfOpenReason;
 use crate::api::retry::{LONG_WAIT, backoff};
 use crate::driver::waker::Waker;
 
-/// How long a circuit waits for the create of a machine to begin: the machine may have been deleted.
+/// How long a circuit waits for the creates of the machines that it woke: they may have been deleted.
 pub const EXPECTED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The circuit breaker of a class: open until a time, then half open for one create, then recovering.
@@ -23,8 +22,8 @@ pub struct Circuit {
     allowed: u32,
     /// Creates that were let through and are not answered yet.
     in_flight: u32,
-    /// The machine that was woken or admitted last, and when.
-    expected: Option<(Arc<str>, Instant)>,
+    /// When machines were woken last, until a create begins.
+    woken_at: Option<Instant>,
     /// When capacity was exhausted last.
     exhausted_at: Instant,
     /// The number of creates in a row that failed, each soon after the previous one.
@@ -35,13 +34,13 @@ pub struct Circuit {
 }
 
 impl Circuit {
-    /// Returns a circuit that lets this machine try; without one, any machine.
-    pub fn half_open(expected: Option<Arc<str>>, now: Instant) -> Self {
+    /// Returns a circuit that lets one create through.
+    pub fn half_open(now: Instant) -> Self {
         Self {
             until: now,
             allowed: 1,
             in_flight: 0,
-            expected: expected.map(|uid| (uid, now)),
+            woken_at: None,
             exhausted_at: now,
             failures: 0,
             is_hinted: false,
@@ -49,42 +48,20 @@ impl Circuit {
         }
     }
 
-    /// Admits a machine to a create, if the state allows one.
-    pub fn try_admit(&mut self, uid: &str, reason: HalfOpenReason, now: Instant) -> bool {
-        if reason.requested && self.in_flight == 0 {
+    /// Lets a create of a machine through and counts it, if the state allows one. An operator can request an
+    /// attempt while none is in flight.
+    pub fn begin(&mut self, uid: &str, requested: bool, now: Instant) -> bool {
+        if requested && self.in_flight == 0 {
             self.until = self.until.min(now);
-            self.expected = None;
         }
-        let is_expected = self
-            .expected
-            .as_ref()
-            .is_some_and(|(expected, _)| **expected == *uid);
-        let is_free = is_expected || self.allowed > 1 || !self.is_expecting(now);
-        let is_admitted = self.has_room(now) && is_free;
-        if is_admitted {
-            self.forget(uid);
-            self.expected = Some((uid.into(), now));
-        }
-        is_admitted
-    }
-
-    /// Lets a create through and counts it, if the state allows one.
-    pub fn begin(&mut self, now: Instant) -> bool {
-        let is_begun = self.has_room(now);
+        let is_begun = !self.is_open(now) && self.in_flight < self.allowed;
         if is_begun {
             self.in_flight += 1;
             self.is_hinted = false;
+            self.woken_at = None;
+            self.forget(uid);
         }
         is_begun
-    }
-
-    fn has_room(&self, now: Instant) -> bool {
-        !self.is_open(now) && self.in_flight < self.allowed
-    }
-
-    fn is_expecting(&self, now: Instant) -> bool {
-        let since = self.expected.as_ref().map(|(_, since)| *since);
-        since.is_some_and(|since| now.saturating_duration_since(since) < EXPECTED_WITHIN)
     }
 
     /// Queues a machine. A machine that waits already keeps its place.
@@ -107,15 +84,10 @@ impl Circuit {
         // Otherwise another create was in flight at the same time.
         if !self.is_open(now) {
             let is_early = now.saturating_duration_since(self.exhausted_at) < LONG_WAIT;
-            self.failures = if is_early {
-                self.failures.saturating_add(1)
-            } else {
-                1
-            };
+            self.failures = if is_early { self.failures + 1 } else { 1 };
         }
         self.exhausted_at = now;
         self.allowed = 1;
-        self.expected = None;
         let least = backoff(self.failures, 0.0);
         let wait = match asked {
             _ if std::mem::take(&mut self.is_hinted) => least,
@@ -145,9 +117,8 @@ impl Circuit {
     pub fn on_inconclusive(&mut self, now: Instant) {
         self.in_flight -= 1;
         if self.allowed == 1 && !self.is_open(now) {
-            self.failures = self.failures.saturating_add(1);
+            self.failures += 1;
             self.until = now + backoff(self.failures, 0.0);
-            self.expected = None;
         }
     }
 
@@ -170,28 +141,33 @@ impl Circuit {
         now < self.until
     }
 
+    /// Whether a create is in flight, or expected from a machine that was woken.
+    fn is_busy(&self, now: Instant) -> bool {
+        let is_recent = |woken: Instant| now.saturating_duration_since(woken) < EXPECTED_WITHIN;
+        self.in_flight > 0 || self.woken_at.is_some_and(is_recent)
+    }
+
     /// Returns the wakers of the machines whose time has come.
     pub fn wake_due(&mut self, now: Instant) -> Vec<Waker> {
-        if self.is_open(now) || self.in_flight > 0 || self.is_expecting(now) {
+        if self.is_open(now) || self.is_busy(now) {
             return Vec::new();
         }
         self.wake(self.allowed, now)
     }
 
     fn wake(&mut self, most: u32, now: Instant) -> Vec<Waker> {
-        let next = std::iter::from_fn(|| self.waiting.pop_front());
-        let (uids, wakers): (Vec<_>, _) = (0..most).zip(next).map(|(_, next)| next).unzip();
-        self.expected = uids
-            .into_iter()
-            .next_back()
-            .map(|uid| (uid, now))
-            .or(self.expected.take());
-        wakers
+        let count = self
+            .waiting
+            .len()
+            .min(usize::try_from(most).unwrap_or(usize::MAX));
+        if count > 0 {
+            self.woken_at = Some(now);
+        }
+        self.waiting.drain(..count).map(|(_, waker)| waker).collect()
     }
 
     /// Whether nothing speaks against creates, and no machine waits.
     pub fn is_closed(&self, now: Instant) -> bool {
-        let is_over = !self.is_open(now) && (self.allowed > 1 || !self.is_expecting(now));
-        is_over && self.in_flight == 0 && self.waiting.is_empty()
+        !self.is_open(now) && !self.is_busy(now) && self.waiting.is_empty()
     }
 }

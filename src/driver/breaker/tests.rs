@@ -74,14 +74,17 @@ impl Woken {
 
 impl Breakers {
     /// Asks for a create, and does not wait for it.
-    fn try_admit(&self, key: &ClassKey, uid: &str, reason: HalfOpenReason) -> bool {
-        let is_waiting = |breakers: &Self| breakers.count().waiting;
-        let before = is_waiting(self);
-        let is_admitted = self.admit_or_wait(key, uid, reason, Waker::new(|| {}));
-        if is_waiting(self) > before {
+    fn begin(&self, key: &ClassKey, uid: &str, requested: bool) -> Option<Attempt<'_>> {
+        let attempt = self.begin_or_wait(key.clone(), uid, requested, Waker::new(|| {}));
+        if attempt.is_none() {
             self.forget(uid);
         }
-        is_admitted
+        attempt
+    }
+
+    /// Asks for a create of another machine.
+    fn attempt(&self, key: &ClassKey) -> Option<Attempt<'_>> {
+        self.begin(key, "another", false)
     }
 }
 
@@ -89,18 +92,12 @@ fn exhausted() -> Result<(), Status> {
     Err(Status::new(Code::ResourceExhausted, "full"))
 }
 
-const NONE: HalfOpenReason = HalfOpenReason {
-    requested: false,
-    recalled: false,
-};
-
 /// Returns breakers whose driver has reported exhausted capacity, with this many waiting machines.
 fn open(waiting: usize) -> (Breakers, ClassKey, Woken) {
     let (breakers, key, woken) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
     breakers.attempt(&key).unwrap().record(&exhausted());
     for n in 0..waiting {
         let uid = format!("m-{n}");
-        assert!(!breakers.try_admit(&key, &uid, NONE));
         breakers.wait(&key, &uid, woken.waker(&uid));
     }
     (breakers, key, woken)
@@ -126,12 +123,10 @@ async fn exhaustion_stops_creates_for_ten_minutes_or_the_drivers_time() {
         });
         breakers.attempt(&one).unwrap().record(&answer);
         tick(&breakers, seconds - 1).await;
-        let refused = breakers.attempt(&one).unwrap_err();
-        assert_eq!(refused.code(), Code::ResourceExhausted);
-        assert!(is_circuit_open(&refused), "{asked:?}");
-        assert!(breakers.attempt(&other).is_ok());
+        assert!(breakers.attempt(&one).is_none(), "{asked:?}");
+        assert!(breakers.attempt(&other).is_some());
         tick(&breakers, 1).await;
-        assert!(breakers.attempt(&one).is_ok(), "{asked:?}");
+        assert!(breakers.attempt(&one).is_some(), "{asked:?}");
     }
 }
 
@@ -140,16 +135,16 @@ async fn other_errors_leave_a_closed_breaker_closed() {
     let (breakers, key) = (Breakers::default(), key(&json!({}), &[]));
     let down: Result<(), _> = Err(Status::new(Code::Unavailable, "down"));
     breakers.attempt(&key).unwrap().record(&down);
-    assert!(breakers.try_admit(&key, "m", NONE) && breakers.by_class.lock().is_empty());
+    assert!(breakers.attempt(&key).is_some() && breakers.by_class.lock().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn only_an_initialization_without_room_suspends_creates() {
     let (breakers, key) = (Breakers::default(), key(&json!({}), &[]));
     breakers.record_failure(&key, &Status::new(Code::Unavailable, "down"));
-    assert!(breakers.attempt(&key).is_ok());
+    assert!(breakers.attempt(&key).is_some());
     breakers.record_failure(&key, &exhausted().unwrap_err());
-    assert!(is_circuit_open(&breakers.attempt(&key).unwrap_err()));
+    assert!(breakers.attempt(&key).is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -159,20 +154,15 @@ async fn after_its_pause_the_breaker_admits_one_machine_and_then_twice_as_many()
     assert!(woken.take().is_empty());
     tick(&breakers, 1).await;
     assert_eq!(woken.take(), ["m-0"]);
-    assert!(!breakers.try_admit(&key, "another", NONE), "one finds out");
     let mut rounds = Vec::new();
     let mut uids = vec!["m-0".to_owned()];
     while !uids.is_empty() {
         let attempts: Vec<_> = uids
             .iter()
-            .map(|uid| {
-                assert!(breakers.try_admit(&key, uid, NONE), "{uid}");
-                breakers.attempt(&key).unwrap()
-            })
+            .map(|uid| breakers.begin(&key, uid, false).unwrap())
             .collect();
-        let more = breakers.try_admit(&key, "another", NONE);
-        assert_eq!(more, uids.len() == 5, "{uids:?} are under way");
-        assert!(more || breakers.attempt(&key).is_err(), "{uids:?} are under way");
+        tick(&breakers, EXPECTED_WITHIN.as_secs()).await;
+        assert!(woken.take().is_empty(), "{uids:?} are under way");
         for attempt in attempts {
             attempt.record(&Ok(()));
         }
@@ -189,8 +179,7 @@ async fn a_machine_that_finds_no_room_opens_it_again() {
     let (breakers, key, woken) = open(2);
     tick(&breakers, 600).await;
     assert_eq!(woken.take(), ["m-0"]);
-    assert!(breakers.try_admit(&key, "m-0", NONE));
-    breakers.attempt(&key).unwrap().record(&exhausted());
+    breakers.begin(&key, "m-0", false).unwrap().record(&exhausted());
     breakers.wait(&key, "m-0", woken.waker("m-0"));
     tick(&breakers, 599).await;
     assert!(woken.take().is_empty());
@@ -304,35 +293,21 @@ async fn a_deleted_vm_and_a_late_create_let_one_machine_try_soon() {
 #[tokio::test(start_paused = true)]
 async fn a_try_that_an_operator_asks_for_is_admitted_at_once() {
     let (breakers, key, _) = open(1);
-    let requested = HalfOpenReason {
-        requested: true,
-        ..NONE
-    };
-    assert!(breakers.try_admit(&key, "m-0", requested));
-    let attempt = breakers.attempt(&key).unwrap();
-    assert!(!breakers.try_admit(&key, "m-1", requested), "one finds out");
+    assert!(breakers.attempt(&key).is_none());
+    let attempt = breakers.begin(&key, "m-0", true).unwrap();
+    assert!(breakers.begin(&key, "m-1", true).is_none(), "one finds out");
     attempt.record(&exhausted());
-    assert!(!breakers.try_admit(&key, "m-1", NONE));
+    assert!(breakers.attempt(&key).is_none());
 }
 
+/// A machine that tries on its own leaves the queue. Otherwise, it would be woken in vain.
 #[tokio::test(start_paused = true)]
-async fn after_a_restart_one_of_the_refused_machines_tries_first() {
-    let (breakers, key, woken) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
-    let recalled = HalfOpenReason {
-        recalled: true,
-        ..NONE
-    };
-    assert!(breakers.try_admit(&key, "m-0", recalled));
-    assert!(
-        breakers.try_admit(&key, "m-0", recalled),
-        "it asks again before its create"
-    );
-    for uid in ["m-1", "m-2"] {
-        assert!(!breakers.try_admit(&key, uid, recalled));
-        breakers.wait(&key, uid, woken.waker(uid));
-    }
-    breakers.attempt(&key).unwrap().record(&Ok(()));
-    assert_eq!(woken.take(), ["m-1", "m-2"]);
+async fn machine_that_tries_leaves_the_queue() {
+    let (breakers, key, woken) = open(2);
+    tokio::time::advance(Duration::from_mins(10)).await;
+    breakers.begin(&key, "m-0", false).unwrap().record(&Ok(()));
+    assert_eq!(woken.take(), ["m-1"]);
+    assert_eq!(breakers.count().waiting, 0);
 }
 
 #[tokio::test(start_paused = true)]

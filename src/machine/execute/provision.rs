@@ -10,7 +10,6 @@ use crate::api::conditions::{self, reason};
 use crate::api::identity::{VmEvent, VmState};
 use crate::api::retry::{Call, Disposition, MIN_REQUEUE};
 use crate::api::wall_clock;
-use crate::driver::is_circuit_open;
 use crate::machine::Context;
 use crate::machine::outcome::{Blocked, Failure, Outcome};
 use crate::machine::plan::{LOOK_UP_INTERVAL, PendingCreate, Provision};
@@ -25,14 +24,6 @@ impl Executor<'_, '_, '_> {
     /// immediately before the create. The create times out before a deletion assumes that it has timed out.
     pub async fn provision(&mut self, plan: Provision) -> Result<Outcome, ExecuteError> {
         let class = self.with_credentials(plan.look_up.clone()).await?;
-        // The machine was refused before, and no earlier create can have made its VM. While no create is
-        // allowed, a look-up is useless.
-        if plan.half_open_reason.recalled
-            && !plan.earlier_create
-            && let Some(awaiting_capacity) = self.admit_create_or_wait(&plan, &class)
-        {
-            return Ok(awaiting_capacity);
-        }
         let call = if plan.vm_may_exist() {
             Call::LookUpAgain
         } else {
@@ -70,10 +61,20 @@ impl Executor<'_, '_, '_> {
             provider_spec: plan.made_from.provider_spec.clone(),
             ..class
         };
-        if let Some(wait) = self.wait_before_create(&plan, &wanted).await? {
+        if let Some(wait) = self.wait_before_create(&plan).await? {
             return Ok(wait);
         }
+        let (ctx, machine) = (self.ctx, self.object.get());
+        let Some(attempt) = ctx.admit_create_or_wait(machine, self.permit, &wanted, plan.requested) else {
+            return Ok(Context::awaiting_capacity(machine));
+        };
+        // If the call cannot be sent, nothing is written. Otherwise, a driver outage would cost writes.
+        let sendable = self.permit.driver().prepare_call(Operation::CreateMachine).await;
+        if let Err(status) = sendable {
+            return Ok(Failure::new(Call::Create, status).into());
+        }
         let (issued, answer) = self.issue_create(&plan, wanted.clone()).await?;
+        attempt.record(&answer);
         let failure = match answer {
             Ok(machine) => {
                 self.ctx.states.answered(self.object.uid(), issued);
@@ -91,18 +92,11 @@ impl Executor<'_, '_, '_> {
         if failure.disposition == Disposition::AwaitCapacity {
             self.ctx.await_capacity(self.object.get(), self.permit, &wanted);
         }
-        if is_circuit_open(&failure.status) {
-            return Ok(Context::awaiting_capacity(self.object.get()));
-        }
         Ok(failure.into())
     }
 
     /// Returns `None` if a create may be issued now, and otherwise the wait.
-    async fn wait_before_create(
-        &mut self,
-        plan: &Provision,
-        wanted: &MachineClass,
-    ) -> Result<Option<Outcome>, ExecuteError> {
+    async fn wait_before_create(&mut self, plan: &Provision) -> Result<Option<Outcome>, ExecuteError> {
         // An earlier create may have made the VM, so NOT_FOUND counts only after the driver's consistency
         // window.
         let capabilities = self.permit.known_capabilities();
@@ -124,13 +118,7 @@ impl Executor<'_, '_, '_> {
             let driver = self.permit.configured_driver();
             return Ok(Some(self.ctx.waiting_for_a_permit(self.object.get(), driver)));
         }
-        if let Some(awaiting_capacity) = self.admit_create_or_wait(plan, wanted) {
-            return Ok(Some(awaiting_capacity));
-        }
-        // If the call cannot be sent, nothing is written. Otherwise, a driver outage would cost writes.
-        let sendable = self.permit.driver().prepare_call(Operation::CreateMachine).await;
-        let unsent = sendable.err().map(|status| Failure::new(Call::Create, status));
-        Ok(unsent.map(|failure| Outcome::Failed(Box::new(failure))))
+        Ok(None)
     }
 
     /// Records the create and issues it. Returns the time of the create and the driver's answer.
@@ -182,16 +170,6 @@ impl Executor<'_, '_, '_> {
             self.object.record_refusal(refused).await?;
         }
         Ok(())
-    }
-
-    /// Admits a create of the wanted spec. Returns the outcome when capacity is known to be exhausted.
-    fn admit_create_or_wait(&self, plan: &Provision, class: &MachineClass) -> Option<Outcome> {
-        let wanted = MachineClass {
-            provider_spec: plan.made_from.provider_spec.clone(),
-            secrets: class.secrets.clone(),
-        };
-        self.ctx
-            .admit_create_or_wait(self.object.get(), self.permit, &wanted, plan.half_open_reason)
     }
 }
 

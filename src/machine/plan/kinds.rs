@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use crate::api::identity::{MadeFrom, VmRecord};
 use crate::api::v1alpha1::OperationType;
 use crate::api::wall_clock::elapsed;
-use crate::driver::{HalfOpenReason, Priority};
+use crate::driver::Priority;
 use crate::machine::outcome::Outcome;
 use cmi_driver::{ProviderId, ProviderSpec};
 
@@ -129,8 +129,8 @@ pub struct Provision {
     /// An earlier create that may still make a VM with a different spec. A create now would overwrite the
     /// recorded spec, which is the only spec for finding and deleting that VM.
     pub pending_create: Option<PendingCreate>,
-    /// Why the create may be let through although capacity was exhausted.
-    pub half_open_reason: HalfOpenReason,
+    /// Whether an operator requests a create although capacity was exhausted.
+    pub requested: bool,
 }
 
 impl Provision {

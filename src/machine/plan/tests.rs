@@ -795,19 +795,12 @@ fn after_a_restart_a_machine_recalls_its_refusal_for_capacity() {
         panic!("all of them would come at once");
     };
     assert!(left <= Duration::from_secs(10), "{left:?}");
-    let reason = provision(world().remembering(0).plan(refused())).half_open_reason;
-    assert_eq!((reason.recalled, reason.requested), (true, false));
-    let circuit_open = machine().condition(conditions::READY, ConditionStatus::False, "WaitingForCapacity");
-    assert!(provision(world().plan(circuit_open)).half_open_reason.recalled);
-    assert_eq!(
-        provision(world().plan(machine())).half_open_reason,
-        HalfOpenReason::default()
-    );
+    assert!(!provision(world().remembering(0).plan(refused())).requested);
     let mut annotated = world().remembering(600).inputs_changed();
     if let Some(retry) = &mut annotated.state.retry {
         retry.trigger = RetryTrigger::Capacity;
     }
-    assert!(provision(annotated.plan(refused())).half_open_reason.requested);
+    assert!(provision(annotated.plan(refused())).requested);
 }
 
 /// A new process knows no earlier annotations, so it compares with the first version that it sees.
