@@ -2,7 +2,6 @@
 
 mod adopt;
 mod confirm_deletion;
-mod consistency;
 mod delete;
 mod initialize;
 mod look_up;

@@ -43,7 +43,7 @@ use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::api::wall_clock::{elapsed, remaining};
 use crate::api::{ObjectMetaExt as _, annotations, labels, paused_by};
 use crate::driver::{DriverState, KnownDriver, PERMIT_WAIT, ResolveError};
-use cmi_driver::{Code, ProviderId, ProviderSpec, Status};
+use cmi_driver::{ProviderId, ProviderSpec, Status};
 
 /// Grace period before reporting a state that other controllers usually end.
 const GRACE: Duration = Duration::from_mins(1);

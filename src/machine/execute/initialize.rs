@@ -1,6 +1,6 @@
 //! Initializes a VM that exists.
 
-use super::look_up::another_vm;
+use super::vm::another_vm;
 use super::{ExecuteError, Executor};
 use crate::api::identity;
 use crate::api::retry::{Call, Disposition};
@@ -17,7 +17,7 @@ pub enum PresentVm {
 }
 
 impl PresentVm {
-    /// A VM in the list of a driver that can't look up.
+    /// A VM with a known id, at a driver that can't look up.
     pub fn listed(id: ProviderId) -> Self {
         Self::ToInitialize(made(cmi_driver::Machine::new(id, "")))
     }

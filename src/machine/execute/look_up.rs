@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Executor;
 use super::initialize::{PresentVm, uninitialized};
+use super::vm::another_vm;
 use crate::api::identity::MachineId;
 use crate::api::retry::{Call, Disposition, VmObservation};
 use crate::machine::outcome::Failure;
@@ -167,17 +168,6 @@ fn among(machines: Vec<ListedMachine>, name: &str, own: Option<&str>, call: Call
             ),
         ),
     }
-}
-
-/// Returns the failure when a driver answers with the wrong VM. The answer is not used and its id is not
-/// written, because the VM may belong to another machine.
-pub fn another_vm(call: Call, known: Option<&ProviderId>, answered: Option<&ProviderId>) -> Option<Failure> {
-    let (known, answered) = (known?, answered?);
-    (known != answered).then(|| {
-        let message =
-            format!("the driver returned providerID `{answered}` for the machine with providerID `{known}`");
-        Failure::new(call, Status::new(Code::Internal, message))
-    })
 }
 
 #[cfg(test)]

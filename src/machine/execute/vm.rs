@@ -1,12 +1,17 @@
-//! Calls about the VM that several plans share.
+//! Calls about the VM that several plans share, and how long a driver's NOT_FOUND may be stale.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::Executor;
 use crate::api::identity;
-use crate::api::retry::{Call, Disposition};
+use crate::api::retry::{Call, Disposition, MIN_REQUEUE};
 use crate::apiserver::Error;
-use crate::machine::outcome::Failure;
+use crate::machine::outcome::{Failure, Outcome};
 use cmi_driver::{
-    DeleteMachineRequest, GetMachineStatusRequest, Machine, MachineClass, MachineRef, Operation, ProviderId,
+    Code, DeleteMachineRequest, GetMachineStatusRequest, Machine, MachineClass, MachineRef, Operation,
+    ProviderId, Status,
 };
 
 impl Executor<'_, '_, '_> {
@@ -49,4 +54,33 @@ impl Executor<'_, '_, '_> {
         let failure = Failure::new(Call::Delete, status);
         Ok((failure.disposition != Disposition::Gone).then_some(failure))
     }
+
+    /// Returns how much longer a NOT_FOUND of the driver may be stale. `window` is the driver's consistency
+    /// window. Returns `None` when the answer is reliable.
+    pub fn behind_for(&self, window: Duration) -> Option<Duration> {
+        let absent_for = self.ctx.states.absent_for(self.object.uid(), Instant::now());
+        window
+            .checked_sub(absent_for)
+            .filter(|left| !left.is_zero())
+            .map(|left| left.max(MIN_REQUEUE))
+    }
+
+    /// Returns the outcome for a VM with a known id that the driver does not find.
+    pub fn gone_or_behind(&self, id: ProviderId) -> Outcome {
+        match self.behind_for(self.permit.known_capabilities().consistency_window) {
+            Some(requeue_after) => Outcome::Absent { requeue_after },
+            None => Outcome::Vanished(id),
+        }
+    }
+}
+
+/// Returns the failure when a driver answers with the wrong VM. The answer is not used and its id is not
+/// written, because the VM may belong to another machine.
+pub fn another_vm(call: Call, known: Option<&ProviderId>, answered: Option<&ProviderId>) -> Option<Failure> {
+    let (known, answered) = (known?, answered?);
+    (known != answered).then(|| {
+        let message =
+            format!("the driver returned providerID `{answered}` for the machine with providerID `{known}`");
+        Failure::new(call, Status::new(Code::Internal, message))
+    })
 }

@@ -13,7 +13,7 @@ use crate::machine::fixtures::{INPUTS, MachineFixture, SETTLE, World, at, machin
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::runtime_state::RetryCondition;
 use crate::machine::status::{self, RetryTiming};
-use cmi_driver::{Operation, Status};
+use cmi_driver::{Code, Operation, Status};
 
 mod adoption;
 mod deletion;
