@@ -294,45 +294,23 @@ impl<'a> Object<'a> {
         Ok(())
     }
 
-    /// Write 3: the status, when it differs.
-    ///
-    /// After a conflict with a write that no plan depends on, such as a label, the patch is retried. The
-    /// reported call has ended and is not repeated early.
+    /// Write 3: the status, when it differs. After a conflict, the next reconcile publishes a failure without
+    /// another call.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when the object changed in a way that may lead to another plan.
+    /// [`Error::Conflict`] when the object has changed since the plan.
     pub async fn patch_status(
         &mut self,
-        status: impl Fn(&InfraMachine) -> InfraMachineStatus,
-    ) -> Result<bool, Error> {
-        let movability = self.secret_movability.clone();
-        let status =
-            |machine: &InfraMachine| status::with_secret_movability(machine, status(machine), &movability);
-        for _ in 1..TRIES {
-            let wanted = status(&self.latest);
-            match self.try_patch_status(&wanted).await {
-                Err(Error::Conflict { action }) if !self.still_applies(action).await? => {
-                    return Err(Error::Conflict { action });
-                }
-                Err(Error::Conflict { .. }) => {}
-                done => return done,
-            }
-        }
-        let wanted = status(&self.latest);
-        self.try_patch_status(&wanted).await
+        status: impl FnOnce(&InfraMachine) -> InfraMachineStatus,
+    ) -> Result<(), Error> {
+        let status = status(&self.latest);
+        let status = status::with_secret_movability(&self.latest, status, &self.secret_movability);
+        self.try_patch_status(&status).await
     }
 
-    /// Reads the live object, and returns whether the plan for the previous version still applies.
-    async fn still_applies(&mut self, action: &'static str) -> Result<bool, Error> {
-        let before = Arc::clone(&self.latest);
-        self.reread(action).await?;
-        Ok(decides_the_same(&before, &self.latest) && before.status == self.latest.status)
-    }
-
-    async fn try_patch_status(&mut self, status: &InfraMachineStatus) -> Result<bool, Error> {
+    async fn try_patch_status(&mut self, status: &InfraMachineStatus) -> Result<(), Error> {
         let before = self.latest.status.as_ref();
         let published = publish_status(&self.api, &self.latest.metadata, before, status).await?;
-        let is_written = published.is_some();
         if let Some((metadata, status)) = published {
             // All other fields are unchanged, because the patch applied to this resource version only.
             self.set_latest(InfraMachine {
@@ -341,7 +319,7 @@ impl<'a> Object<'a> {
                 status: Some(status),
             });
         }
-        Ok(is_written)
+        Ok(())
     }
 
     /// Removes only this provider's finalizer. If another finalizer keeps the object, `clusterctl move` is
@@ -422,13 +400,6 @@ impl<'a> Object<'a> {
             self.ctx.states.caught_up(self.uid(), cached);
         }
     }
-}
-
-/// Returns whether two versions of an object lead to the same plan.
-fn decides_the_same(a: &InfraMachine, b: &InfraMachine) -> bool {
-    a.metadata.generation == b.metadata.generation
-        && a.metadata.deletion_timestamp == b.metadata.deletion_timestamp
-        && a.metadata.annotations == b.metadata.annotations
 }
 
 fn encoded(record: &VmRecord) -> Result<String, Error> {

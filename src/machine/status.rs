@@ -65,34 +65,16 @@ struct Draft<'a> {
     machine: &'a InfraMachine,
     status: InfraMachineStatus,
     now: Timestamp,
-    /// Whether a repeated failure is written again, with its time and number of attempts.
-    notes_repeats: bool,
 }
 
-/// Returns the status after an outcome. The status is unchanged if nothing changed.
-///
-/// A repeated failure is written at a decreasing rate, and together with any other change.
+/// Returns the status after an outcome. The status is unchanged if nothing changed. A repeated failure is
+/// written at a decreasing rate.
 pub fn after(machine: &InfraMachine, outcome: &Outcome, timing: RetryTiming) -> InfraMachineStatus {
-    let status = draft(machine, outcome, timing, false);
-    let says_less = matches!(outcome, Outcome::Failed(_));
-    if says_less && machine.status.as_ref() != Some(&status) {
-        return draft(machine, outcome, timing, true);
-    }
-    status
-}
-
-fn draft(
-    machine: &InfraMachine,
-    outcome: &Outcome,
-    timing: RetryTiming,
-    notes_repeats: bool,
-) -> InfraMachineStatus {
     let status = machine.status.clone().unwrap_or_default();
     let mut draft = Draft {
         machine,
         status,
         now: timing.now,
-        notes_repeats,
     };
     match outcome {
         Outcome::NoOp(_)
@@ -160,7 +142,6 @@ pub fn with_secret_movability(
         machine,
         status,
         now: wall_clock::now(),
-        notes_repeats: false,
     };
     match movability {
         SecretMovability::LeftBehind(name) => {

@@ -109,7 +109,7 @@ impl Draft<'_> {
             .status
             .last_operation
             .take()
-            .filter(|shown| !self.notes_repeats && is_of_this_spec && is_shown_by(shown, &failed));
+            .filter(|shown| is_of_this_spec && is_shown_by(shown, &failed));
         let published = shown.unwrap_or(failed);
         let message = published.message.clone().unwrap_or_default();
         self.status.last_operation = Some(published);

@@ -14,7 +14,6 @@ pub fn in_progress(machine: &InfraMachine, operation: Operation, since: Timestam
         machine,
         status: machine.status.clone().unwrap_or_default(),
         now: since,
-        notes_repeats: true,
     };
     let during = if machine.metadata.deletion_timestamp.is_some() {
         OperationType::Delete
