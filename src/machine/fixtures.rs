@@ -492,6 +492,7 @@ impl World {
     /// Sets a failure that forbids a call for this many seconds.
     pub fn remembering(mut self, seconds: u64) -> Self {
         self.state.retry = Some(Retry {
+            during: OperationType::Create,
             attempts: 1,
             trigger: RetryTrigger::Other,
             until: RetryCondition::Time(self.instant + Duration::from_secs(seconds)),
@@ -517,6 +518,7 @@ impl World {
     /// Like [`World::unable`], for this call.
     pub fn unable_to(mut self, operation: Operation, before: u64) -> Self {
         self.state.retry = Some(Retry {
+            during: OperationType::Create,
             attempts: 1,
             trigger: RetryTrigger::Other,
             until: RetryCondition::AnotherDriver(UnimplementedCall {

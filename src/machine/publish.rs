@@ -155,11 +155,12 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
 
 /// Returns when a failed call may be retried. Returns `None` if there is no wait.
 fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<Duration>) -> Option<Retry> {
-    let (attempts, trigger) = match outcome {
-        Outcome::Failed(failure) => (attempts, failure.retry_trigger()),
-        Outcome::NotSupported(_) => (attempts, RetryTrigger::Other),
+    let create = OperationType::Create;
+    let (during, attempts, trigger) = match outcome {
+        Outcome::Failed(failure) => (failure.during, attempts, failure.retry_trigger()),
+        Outcome::NotSupported(_) => (create, attempts, RetryTrigger::Other),
         // The driver was not called.
-        Outcome::AwaitingCapacity { .. } => (attempts.saturating_sub(1), RetryTrigger::Capacity),
+        Outcome::AwaitingCapacity { .. } => (create, attempts.saturating_sub(1), RetryTrigger::Capacity),
         // Lists every variant by name, because a forgotten variant would have no back-off.
         Outcome::NoOp(_)
         | Outcome::Requeue(_)
@@ -184,6 +185,7 @@ fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<
         None => RetryCondition::Time(Instant::now() + wait?),
     };
     Some(Retry {
+        during,
         attempts,
         trigger,
         until,
@@ -212,7 +214,7 @@ fn record_published(
 ) {
     match outcome {
         Outcome::Provisioned(_) => {
-            ctx.states.succeeded(uid, gathered.hint());
+            ctx.states.found(uid, gathered.hint());
             if let Some(wait) = wait.filter(|wait| !wait.is_zero()) {
                 ctx.states.settle(uid, Instant::now() + wait);
             }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::outcome::{Outcome, RetryTrigger};
-use crate::api::v1alpha1::InfraMachine;
+use crate::api::v1alpha1::{InfraMachine, OperationType};
 use cmi_driver::Operation;
 
 #[cfg(test)]
@@ -75,6 +75,8 @@ pub enum LookUpHint {
 /// A wait after a failure.
 #[derive(Clone, Debug)]
 pub struct Retry {
+    /// The operation that failed.
+    pub during: OperationType,
     /// The number of consecutive failures. Zero if the cause of the failures has ended, or if the machine
     /// waits for capacity without a failure.
     pub attempts: u32,
@@ -322,6 +324,16 @@ impl RuntimeStates {
             if let Some(retry) = &mut known.retry {
                 retry.unpublished = None;
             }
+        });
+    }
+
+    /// Records that a look-up has found the VM. Unlike [`Self::succeeded`], keeps the wait after a failed
+    /// update, which the look-up says nothing about.
+    pub fn found(&self, uid: &str, hint: u64) {
+        self.with_known(uid, |known| {
+            drop(known.retry.take_if(|retry| retry.during != OperationType::Update));
+            known.presence = None;
+            known.clear_hint(hint);
         });
     }
 

@@ -13,6 +13,7 @@ use super::*;
 use crate::admission::AdmissionPolicies;
 use crate::api::DeserializeGuard;
 use crate::api::identity::VmState;
+use crate::api::v1alpha1::OperationType;
 use crate::apiserver::Events;
 use crate::driver::ConfiguredDrivers;
 use crate::driver::resolution::{Choice, choice};
@@ -87,6 +88,7 @@ fn an_unpublished_failure_keeps_the_rest_of_its_wait() {
             violation: None,
             state: RuntimeState {
                 retry: Some(Retry {
+                    during: OperationType::Create,
                     attempts: 3,
                     trigger: RetryTrigger::Other,
                     until,

@@ -79,6 +79,7 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
         left.min(meant)
     };
     Some(Retry {
+        during: last.type_,
         attempts: shown.saturating_add(unshown),
         trigger,
         until: RetryCondition::Time(instant + left),

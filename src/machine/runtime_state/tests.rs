@@ -52,6 +52,7 @@ fn a_suspicion_outlives_a_failure_and_ends_with_an_answer() {
     let states = RuntimeStates::default();
     states.hint("u", LookUpHint::Signal);
     let retry = Retry {
+        during: OperationType::Create,
         attempts: 1,
         trigger: RetryTrigger::Other,
         until: RetryCondition::Time(Instant::now()),
@@ -79,6 +80,7 @@ fn a_suspicion_that_comes_during_a_call_is_not_answered_by_it() {
     states.drop_signal("u", before);
     assert_eq!(states.get("u").hinted(), Some(LookUpHint::Signal));
     let retry = Retry {
+        during: OperationType::Create,
         attempts: 1,
         trigger: RetryTrigger::Other,
         until: RetryCondition::Time(Instant::now()),
@@ -100,6 +102,7 @@ fn a_suspicion_that_comes_during_a_call_is_not_answered_by_it() {
 fn a_failure_is_kept_until_it_is_published_and_waited_for_after_that() {
     let states = RuntimeStates::default();
     let retry = Retry {
+        during: OperationType::Create,
         attempts: 1,
         trigger: RetryTrigger::Other,
         until: RetryCondition::Time(Instant::now()),
@@ -143,6 +146,7 @@ fn a_failure_in_between_breaks_an_absence_off() {
     let (states, start) = (RuntimeStates::default(), Instant::now());
     states.absent_for("u", start);
     let retry = Retry {
+        during: OperationType::Create,
         attempts: 1,
         trigger: RetryTrigger::Other,
         until: RetryCondition::Time(start),
@@ -237,6 +241,7 @@ fn a_list_that_has_the_vm_takes_back_what_lists_said_and_no_sign() {
 fn an_early_capacity_signal_ends_only_the_next_capacity_wait() {
     let later = || RetryCondition::Time(Instant::now() + Duration::from_mins(10));
     let retry = |trigger| Retry {
+        during: OperationType::Create,
         attempts: 3,
         trigger,
         until: later(),
@@ -306,4 +311,25 @@ fn a_confirming_list_ends_absence_and_list_hints_and_keeps_signals() {
     assert_eq!(states.get("missing").hinted(), None);
     assert_eq!(states.get("silent").hinted(), Some(LookUpHint::Signal));
     assert_eq!(states.get("other").hinted(), Some(LookUpHint::Missing));
+}
+
+/// UpdateMachine answers NOT_FOUND, and the look-up that this causes finds the VM.
+#[test]
+fn a_look_up_does_not_end_the_wait_of_a_failed_update() {
+    let states = RuntimeStates::default();
+    for (during, is_kept) in [(OperationType::Update, true), (OperationType::Create, false)] {
+        let retry = Retry {
+            during,
+            attempts: 3,
+            trigger: RetryTrigger::Other,
+            until: RetryCondition::Time(Instant::now()),
+            inputs: 0,
+            unpublished: None,
+        };
+        states.failed("u", 0, retry);
+        states.found("u", 0);
+        assert_eq!(states.get("u").retry.is_some(), is_kept, "{during:?}");
+    }
+    states.succeeded("u", 0);
+    assert!(states.get("u").retry.is_none());
 }
