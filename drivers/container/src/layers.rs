@@ -13,13 +13,6 @@ use crate::programs::Programs;
 const STORE: &str = "var/lib/containerd";
 /// The configuration of containerd.
 const CONTAINERD: &str = "etc/containerd/config.toml";
-/// The configuration of the kubelet.
-const KUBELET: &str = "etc/kubernetes/kubelet.conf.d";
-/// The name of the driver's file in that folder. Later names win.
-const KUBELET_FILE: &str = "50-container.conf";
-/// Settings that only a system container needs: computers may still have version 1 of control groups.
-const KUBELET_SETTINGS: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
-                                failCgroupV1: false\n";
 /// Lets containerd start Pods that want a lower score for the kernel's OOM killer than their machine may
 /// give.
 const OOM_SETTING: &str = "restrict_oom_score_adj = true";
@@ -65,7 +58,6 @@ impl Layers {
                 .map_err(|error| status(&format!("making {}", folder.display()), error))?;
         }
         self.copy_store(programs, image)?;
-        self.write_kubelet_settings()?;
         self.write_containerd_settings(image)
     }
 
@@ -79,13 +71,6 @@ impl Layers {
         programs.run("cp", &["-al".as_ref(), from.as_os_str(), to.as_os_str()])?;
         copy_databases(&from, &to)
             .map_err(|error| status("copying the databases of the image's containerd", error))
-    }
-
-    fn write_kubelet_settings(&self) -> Result<()> {
-        let folder = self.upper().join(KUBELET);
-        fs::create_dir_all(&folder)
-            .and_then(|()| fs::write(folder.join(KUBELET_FILE), KUBELET_SETTINGS))
-            .map_err(|error| status("writing settings of the kubelet", error))
     }
 
     fn write_containerd_settings(&self, image: &Path) -> Result<()> {
