@@ -18,7 +18,6 @@ trap end EXIT
 netfilter() {
     local called=(usr/sbin/nft usr/sbin/ip{,6}tables{,-save,-restore}) extensions
     mapfile -t extensions < <(cd "$root" && printf '%s\n' usr/lib/*/xtables/*.so)
-    mkdir "$1"
     {
         printf '%s\n' "${called[@]}" "${extensions[@]}"
         chroot "$root" ldd "${called[@]/#//}" "${extensions[@]/#//}" | sed -n 's|.*[[:space:]]/\(lib[^ ]*\) (.*|\1|p'
@@ -27,16 +26,24 @@ netfilter() {
 
 # image NAME: makes the image of the program that the name ends with. The keys in /etc/kubernetes/pki are root's.
 image() {
-    local program=${1##*/} user=0 further=
+    local program=${1##*/} user=0 files=$work/image
     program=${program%%:*}
+    # Static Pods call their program by its name.
+    install -D -m 0755 -t "$files/usr/local/bin" "$programs/$program"
     case $program in
         coredns) user=65532 ;;
         pause | hello) user=65534:65534 ;;
-        kube-proxy) further=$work/netfilter ;;
+        kube-proxy) netfilter "$files" ;;
     esac
-    "$here/oci.sh" "$1" "$user" "$programs/$program" "$work/$program.tar" $further
+    "$here/oci.sh" "$1" "$(config "/usr/local/bin/$program" "$user")" "$files" "$work/$program.tar"
+    rm -r "$files"
     ctr images import --local --discard-unpacked-layers "$work/$program.tar" >/dev/null
     rm "$work/$program.tar"
+}
+
+# config PROGRAM USER: the configuration of an image.
+config() {
+    printf '{"Entrypoint": ["%s"], "User": "%s", "Env": ["PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]}' "$@"
 }
 
 # Kubernetes names the images that it wants. The programs must be of these versions.
@@ -70,7 +77,6 @@ until ctr version >/dev/null 2>&1; do
     [ $SECONDS -lt $deadline ] && kill -0 $containerd || { cat "$work/log" >&2; exit 1; }
     sleep 0.1
 done
-netfilter "$work/netfilter"
 for name in $names "$kube_vip" capcmi.local/{hello,podnet}:1; do
     image "$name"
 done

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Writes a container image of one program as an OCI archive for `ctr images import`.
+# Writes a container image as an OCI archive for `ctr images import`.
 #
-#   oci.sh NAME USER PROGRAM ARCHIVE [ROOT]   NAME: registry/name:tag; ROOT: a folder with further files
+#   oci.sh NAME CONFIG ROOT ARCHIVE   NAME: registry/name:tag; CONFIG: the field `config` of the image's configuration, as JSON;
+#                                     ROOT: the folder with the image's files, which root owns in the image
 set -euo pipefail
 umask 022
-name=$1 user=$2 program=$3 archive=$(realpath -m "$4")
+name=$1 config=$2 root=$3 archive=$(realpath -m "$4")
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 blobs=$work/layout/blobs/sha256
-mkdir -p "$blobs" "$work/root"
-[ -z "${5:-}" ] || cp -a "$5/." "$work/root"
+mkdir -p "$blobs"
 
 # blob FILE: moves it among the blobs, and prints its descriptor without the media type.
 blob() {
@@ -23,18 +23,14 @@ blob() {
 
 # The same bytes each time.
 reproducible=(--sort=name --owner=0 --group=0 --numeric-owner --mtime=@0)
-# Static Pods call their program by its name.
-path=/usr/local/bin/$(basename "$program")
-install -D -m 0755 "$program" "$work/root$path"
 # Other users must find the program.
-chmod 0755 "$work/root"
-tar -C "$work/root" "${reproducible[@]}" -cf "$work/layer" .
+chmod 0755 "$root"
+tar -C "$root" "${reproducible[@]}" -cf "$work/layer" .
 diff=$(sha256sum "$work/layer" | cut -d' ' -f1)
 layer=$(blob "$work/layer")
 architecture=$(dpkg --print-architecture)
 cat >"$work/config" <<END
-{"architecture": "$architecture", "os": "linux",
- "config": {"Entrypoint": ["$path"], "User": "$user", "Env": ["PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]},
+{"architecture": "$architecture", "os": "linux", "config": $config,
  "rootfs": {"type": "layers", "diff_ids": ["sha256:$diff"]}}
 END
 config=$(blob "$work/config")
