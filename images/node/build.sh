@@ -28,6 +28,7 @@ folder=${XDG_CACHE_HOME:-$HOME/.cache}/capcmi/node-image/$(sha256sum <<<"$source
 mkdir -p "$folder"
 exec 9>"$folder/.lock"
 flock 9
+touch "$folder/.lock"
 if [ -e "$folder/$result" ]; then
     echo "$folder/$result"
     exit
@@ -79,6 +80,19 @@ build_qcow2() {
     qemu-img convert -c -O qcow2 "$work/disk.raw" "$1"
 }
 
+# remove_unused: removes images that nobody has asked for in a week and that no machine runs from.
+remove_unused() {
+    local old
+    find "$folder/../.." -mindepth 3 -maxdepth 3 -name .lock -mtime +6 | while read -r old; do
+        old=$(realpath "$(dirname "$old")")
+        if ! grep -qsF "$old/rootfs" /proc/*/mountinfo; then
+            echo "removing the unused image $old" >&2
+            flock --nonblock "$old/.lock" rm -rf "$old" 9>&- || continue
+            rmdir --ignore-fail-on-non-empty "$(dirname "$old")"
+        fi
+    done
+}
+
 # The disk is made of the root file system.
 if [ ! -e "$folder/rootfs" ]; then
     build_rootfs "$work/rootfs"
@@ -88,4 +102,5 @@ if [ "$form" = qcow2 ]; then
     build_qcow2 "$work/$result"
     mv "$work/$result" "$folder"
 fi
+remove_unused
 echo "$folder/$result"
