@@ -19,7 +19,7 @@ use crate::{
     manager::{self, Ports, START_DEADLINE},
     port::with_free_ports,
     process::Process,
-    programs::KubeadmProgram,
+    programs::{KubeadmProgram, Programs},
 };
 
 const DEADLINE: Duration = Duration::from_mins(4);
@@ -43,6 +43,8 @@ struct Provider {
     service_account: &'static str,
     /// The role that it is bound to, where that is aggregated.
     aggregated_role: Option<&'static str>,
+    /// Flags of its own.
+    flags: &'static [&'static str],
 }
 
 const BOOTSTRAP: Provider = Provider {
@@ -50,6 +52,7 @@ const BOOTSTRAP: Provider = Provider {
     namespace: "capi-kubeadm-bootstrap-system",
     service_account: "capi-kubeadm-bootstrap-manager",
     aggregated_role: None,
+    flags: &[],
 };
 
 const CONTROL_PLANE: Provider = Provider {
@@ -57,9 +60,26 @@ const CONTROL_PLANE: Provider = Provider {
     namespace: "capi-kubeadm-control-plane-system",
     service_account: "capi-kubeadm-control-plane-manager",
     aggregated_role: Some("capi-kubeadm-control-plane-aggregated-manager-role"),
+    // Every look at a lost member of etcd takes so long: 10 and 15 s by default.
+    flags: &[
+        "--etcd-dial-timeout-duration=3s",
+        "--etcd-call-timeout-duration=5s",
+    ],
 };
 
 impl KubeadmProviders {
+    /// Builds the programs of both providers and of a management cluster where they are missing. With them, no
+    /// start needs the network.
+    ///
+    /// # Errors
+    /// When one can't be built.
+    pub async fn build() -> Result<()> {
+        let programs = Programs::find().await?;
+        KubeadmProgram::bootstrap(&programs).await?;
+        KubeadmProgram::control_plane(&programs).await?;
+        Ok(())
+    }
+
     /// Installs and starts both providers, and returns when their webhooks are in effect. Builds them first
     /// if necessary. They watch one namespace, and their webhooks apply only to writes in that namespace.
     ///
@@ -109,7 +129,9 @@ async fn start(
             diagnostics,
         };
         let mut command = manager::command(&program.manager, &kubeconfig, &folder, ports, RATE_LIMITING);
-        command.arg(format!("--namespace={namespace}"));
+        command
+            .arg(format!("--namespace={namespace}"))
+            .args(provider.flags);
         let mut process = Process::start(management.folder(), &run, &command)?;
         let is_ready = async || manager::is_ready(health).await;
         process.wait_until(START_DEADLINE, is_ready).await?;

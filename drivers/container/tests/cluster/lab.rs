@@ -10,17 +10,17 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use capcmi_driver_container::state::StateFolder;
-use management_cluster::{ManagementCluster, Process, kubeadm::KubeadmProviders};
+use management_cluster::{ManagementCluster, Process, eventually, kubeadm::KubeadmProviders};
 use serde_json::json;
 use testbed::{Launch, Launched};
-use tokio::net::UnixStream;
+use tokio::{net::UnixStream, runtime::Runtime};
 
 use crate::{cluster::Member, sandbox::run, traces::Traces};
 
 /// The VIP of the control plane, outside of the range of DHCP.
 pub const ENDPOINT: &str = "192.168.150.100";
 /// The state folder of the driver, in the folder of the run.
-const STATE: &str = "state";
+pub const STATE: &str = "state";
 const DEADLINE: Duration = Duration::from_mins(3);
 
 /// The running parts. Dropping this ends them in the order of the fields.
@@ -43,6 +43,7 @@ pub struct Lab {
 /// When a build fails.
 pub fn prepare(versions: &[&str]) -> Result<PathBuf> {
     testbed::program("capcmi-manager")?;
+    Runtime::new()?.block_on(KubeadmProviders::build())?;
     let images: Result<Vec<_>> = versions.iter().map(|version| build_image(version)).collect();
     // IMAGES/DIGEST/VERSION/rootfs
     let folder = images?
@@ -80,6 +81,18 @@ impl Lab {
         Traces::find(&self.folder.join(STATE))
     }
 
+    /// Ends the driver, and waits until the host is as it was before.
+    pub async fn ends_as(&mut self, before: &Traces) -> Result<()> {
+        self.stop_driver().await?;
+        eventually(DEADLINE, "a host as before", async || {
+            let now = self.traces()?;
+            let left = now.since(before);
+            ensure!(left.is_empty(), "{left:#?}");
+            Ok(())
+        })
+        .await
+    }
+
     /// The ends of the machines' consoles, for a failure.
     pub fn consoles(&self) -> String {
         let shown = run(
@@ -94,7 +107,7 @@ impl Lab {
     }
 
     /// Ends the driver, which then removes its bridge.
-    pub async fn stop_driver(&mut self) -> Result<()> {
+    async fn stop_driver(&mut self) -> Result<()> {
         let ended = self.driver.terminate(DEADLINE).await?;
         ensure!(
             ended.is_some_and(|status| status.success()),

@@ -4,6 +4,7 @@
 mod cluster;
 mod etcd;
 mod lab;
+mod leftovers;
 mod reader;
 mod sandbox;
 mod steps;
@@ -60,14 +61,7 @@ async fn live(folder: &Path) -> Result<()> {
     lived.map_err(|error| error.context(format!("{}\n{}", cluster.describe(), lab.consoles())))?;
     cluster.delete().await?;
     steps.done("the Cluster is deleted");
-    lab.stop_driver().await?;
-    eventually(DEADLINE, "a host as before", async || {
-        let now = lab.traces()?;
-        let left = now.since(&before);
-        ensure!(left.is_empty(), "{left:#?}");
-        Ok(())
-    })
-    .await?;
+    lab.ends_as(&before).await?;
     steps.done("nothing is left");
     Ok(())
 }
@@ -97,6 +91,7 @@ async fn live_on(lab: &Lab, cluster: &Cluster<'_>, workload: &Workload, steps: &
     cluster.check_health().await?;
     let repaired = lose_the_vip(lab, cluster, workload, steps, &members).await?;
     etcd_is_of(&repaired)?;
+    cluster.check_health_no_more()?;
     steps.done("another machine has taken the place of the lost one");
 
     let reader = Reader::start(workload.config().await?);
@@ -119,9 +114,9 @@ async fn reach_a_service(workload: &Workload) -> Result<()> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cluster");
     workload.apply(&folder.join("hello.yaml"))?;
     workload.available("default", "hello").await?;
-    workload.kubectl(&["delete", "pod", "ask", "--ignore-not-found"])?;
     workload.apply(&folder.join("ask.yaml"))?;
     let (asked_on, answer) = workload.succeeded("ask").await?;
+    workload.kubectl(&["delete", "pod", "ask"])?;
     let answered_on = workload.node_of("app=hello").await?;
     ensure!(answer.starts_with("hello from hello-"), "{answer}");
     ensure!(asked_on != answered_on, "both Pods are on {asked_on}");

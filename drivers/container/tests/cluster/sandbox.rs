@@ -9,6 +9,8 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::leftovers;
+
 /// Set inside of the namespaces, to the folder of the run.
 const FOLDER: &str = "CAPCMI_CLUSTER_FOLDER";
 
@@ -30,7 +32,10 @@ pub fn enter(
 }
 
 fn outside(test: &str, below: &Path) -> Result<()> {
-    let folder = tempfile::Builder::new().prefix("cluster-").tempdir_in(below)?;
+    let _turn = leftovers::take_turn(below)?;
+    let folder = tempfile::Builder::new()
+        .prefix(leftovers::RUN)
+        .tempdir_in(below)?;
     let status = Command::new("setpriv")
         .args(["--pdeathsig", "KILL", "unshare"])
         .args([
@@ -44,14 +49,14 @@ fn outside(test: &str, below: &Path) -> Result<()> {
         // Reaps the processes whose parents have ended.
         .args(["tini", "--"])
         .arg(env::current_exe()?)
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", test, "--include-ignored", "--nocapture"])
         .env(FOLDER, folder.path())
         .env("TMPDIR", folder.path())
         .stdin(Stdio::null())
         .status()
         .context("entering new namespaces, which needs root")?;
     if !status.success() {
-        println!("logs are kept in {}", folder.keep().display());
+        println!("logs are kept until the next run in {}", folder.keep().display());
     }
     ensure!(
         status.success(),

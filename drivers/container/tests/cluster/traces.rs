@@ -8,7 +8,8 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-const CGROUPS: &str = "/sys/fs/cgroup";
+/// The mount point of the control groups.
+pub const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// All that belongs to machines, as text.
 #[derive(Debug)]
@@ -149,7 +150,10 @@ fn pid_namespace(process: &str) -> Option<PathBuf> {
 }
 
 /// The names of the folders in a folder; none if it is gone.
-fn folders(folder: &Path) -> Result<Vec<String>> {
+///
+/// # Errors
+/// When it can't be read.
+pub fn folders(folder: &Path) -> Result<Vec<String>> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.with_context(|| folder.display().to_string())?,

@@ -45,9 +45,15 @@ func main() {
 	}
 }
 
+// ask prints the answer of a server. A new Pod may reach it some time later, and a restart of the Pod would take longer.
 func ask(url string) error {
 	client := http.Client{Timeout: 5 * time.Second}
+	deadline := time.Now().Add(time.Minute)
 	answer, err := client.Get(url)
+	for err != nil && time.Now().Before(deadline) {
+		time.Sleep(200 * time.Millisecond)
+		answer, err = client.Get(url)
+	}
 	if err != nil {
 		return err
 	}
