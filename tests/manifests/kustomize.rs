@@ -156,6 +156,23 @@ async fn selectors_and_references_meet_what_they_mean() -> Result<()> {
     Ok(())
 }
 
+/// Pods of an earlier revision do not count: with them, a rollout put both new replicas on one node.
+#[tokio::test]
+async fn replicas_of_one_revision_spread_over_nodes() -> Result<()> {
+    let objects = default().await?;
+    let pod = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"]["template"];
+    let constraint = &pod["spec"]["topologySpreadConstraints"][0];
+    assert_eq!(constraint["topologyKey"], "kubernetes.io/hostname");
+    assert_eq!(constraint["matchLabelKeys"], json!(["pod-template-hash"]));
+    let selected = constraint["labelSelector"]["matchLabels"]
+        .as_object()
+        .expect("labels");
+    for (label, value) in selected {
+        assert_eq!(pod["metadata"]["labels"][label], *value, "{label}");
+    }
+    Ok(())
+}
+
 /// Counts everything that is bound to the provider, instead of the table in the code.
 #[tokio::test]
 async fn the_provider_may_do_little() -> Result<()> {
