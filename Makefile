@@ -91,7 +91,7 @@ test-rust:
 test-all: SOAK_SECONDS = 60
 test-all: test-python ## Run everything but e2e-libvirt: long cases, a whole cluster, the container and libvirt drivers, bench-counts and fuzz; two hours.
 	$(SOAK) PROPTEST_CASES=2000 $(TEST) --no-fail-fast -- --include-ignored --exact --skip lifecycle::hold
-	$(MAKE) test-container test-cluster test-libvirt bench-counts fuzz
+	$(MAKE) test-container test-cluster test-shipped test-libvirt bench-counts fuzz
 
 # The first time it makes a virtual environment in the user's cache folder.
 IN_PYTHON = cd examples/drivers/python && "$$(./environment.sh)/bin/python" -m
@@ -161,6 +161,12 @@ test-cluster: ## Make a cluster of system containers; scale, break, upgrade and 
 	@images/node/prepare.sh
 	$(CARGO) clippy $(TEST_CLUSTER) -- -D warnings
 	$(CARGO) test $(TEST_CLUSTER) -- --nocapture
+
+.PHONY: test-shipped
+test-shipped: ## Run the provider as Pods, as it ships, in a cluster of system containers that then manages itself; on demand, 15 minutes.
+	@drivers/container/tests/containers/lab/prepare.sh
+	@images/node/prepare.sh
+	$(CARGO) test $(TEST_CLUSTER) -- --ignored --nocapture
 
 .PHONY: lint-python
 lint-python: ## Check format and lints of the Python drivers.

@@ -10,6 +10,8 @@ machine_controller_manager=v0.62.1
 helm=v3.21.4
 cluster_api_operator=v0.29.0
 flux=v1.9.6
+# The last release whose programs are part of its main module: those of later ones are in modules that nobody serves.
+cert_manager=v1.11.5
 go=1.26.0
 
 start() {
@@ -79,6 +81,15 @@ as_kubernetes() {
     start cluster-api-operator
     module=sigs.k8s.io/cluster-api-operator
     go mod edit -require="$module@$cluster_api_operator" -tool="$module/cmd"
+    go mod tidy
+)
+
+(
+    cd cert-manager
+    start cert-manager
+    module=github.com/cert-manager/cert-manager
+    go mod edit -require="$module@$cert_manager"
+    for program in controller webhook cainjector; do go mod edit -tool="$module/cmd/$program"; done
     go mod tidy
 )
 

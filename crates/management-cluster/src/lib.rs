@@ -40,8 +40,9 @@ pub use self::{
     kubeconfig::client,
     process::Process,
     programs::{
-        CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, FLUX_VERSION, HELM_VERSION, KUBERNETES_VERSION,
-        MACHINE_CONTROLLER_MANAGER_VERSION, Programs, flux_definition, helm,
+        CERT_MANAGER_VERSION, CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, CertManager, FLUX_VERSION,
+        HELM_VERSION, KUBERNETES_VERSION, KubeadmProgram, MACHINE_CONTROLLER_MANAGER_VERSION, Programs,
+        flux_definition, helm,
     },
     run_folder::RunFolder,
     workload::{BOOTSTRAP_KUBECONFIG, KUBELET_CONFIG, WORKLOAD_HOST, Workload},

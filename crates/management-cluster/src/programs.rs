@@ -1,6 +1,7 @@
 //! Paths of the management cluster's programs, which are built if missing.
 
 mod build;
+mod cert_manager;
 mod go_module;
 
 use std::{
@@ -20,9 +21,10 @@ use self::{
     },
 };
 
+pub use self::cert_manager::CertManager;
 pub use self::go_module::{
-    CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, FLUX_VERSION, HELM_VERSION, KUBERNETES_VERSION,
-    MACHINE_CONTROLLER_MANAGER_VERSION,
+    CERT_MANAGER_VERSION, CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, FLUX_VERSION, HELM_VERSION,
+    KUBERNETES_VERSION, MACHINE_CONTROLLER_MANAGER_VERSION,
 };
 
 /// Paths of the programs. All of them exist.
@@ -42,7 +44,7 @@ pub struct Programs {
     pub clusterctl: PathBuf,
     /// Cluster API's own installation of the core manager as a JSON list of objects, with
     /// all placeholders left in.
-    pub(crate) core_components: PathBuf,
+    pub core_components: PathBuf,
 }
 
 impl Programs {
@@ -86,7 +88,7 @@ impl MachineControllerManagerPrograms {
 /// Paths of one of Cluster API's kubeadm providers. Both exist. They are separate from [`Programs`], so that
 /// only their users wait for their build.
 #[derive(Debug, Clone)]
-pub(crate) struct KubeadmProgram {
+pub struct KubeadmProgram {
     /// Its manager.
     pub manager: PathBuf,
     /// Its own installation, as [`Programs::core_components`].
@@ -98,7 +100,7 @@ impl KubeadmProgram {
     ///
     /// # Errors
     /// As those of [`Programs::find`].
-    pub(crate) async fn bootstrap(programs: &Programs) -> Result<Self> {
+    pub async fn bootstrap(programs: &Programs) -> Result<Self> {
         Self::find(programs, &KUBEADM_BOOTSTRAP, "bootstrap/kubeadm/config/default").await
     }
 
@@ -106,7 +108,7 @@ impl KubeadmProgram {
     ///
     /// # Errors
     /// As those of [`Programs::find`].
-    pub(crate) async fn control_plane(programs: &Programs) -> Result<Self> {
+    pub async fn control_plane(programs: &Programs) -> Result<Self> {
         Self::find(
             programs,
             &KUBEADM_CONTROL_PLANE,

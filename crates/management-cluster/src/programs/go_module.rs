@@ -16,6 +16,9 @@ pub const CLUSTER_API_OPERATOR_VERSION: &str = "v0.29.0";
 /// The release of Flux's kustomize-controller that `programs/flux/go.mod` names.
 pub const FLUX_VERSION: &str = "v1.9.6";
 
+/// The release of cert-manager that `programs/cert-manager/go.mod` names.
+pub const CERT_MANAGER_VERSION: &str = "v1.11.5";
+
 /// A program and the Go package that it is built from.
 pub(super) struct Package {
     /// The name of the program for `go build`, and in the cache.
@@ -150,6 +153,26 @@ pub(super) const FLUX: GoModule = GoModule {
     build_flags: &[],
 };
 
+/// cert-manager, which Cluster API gets its certificates from when it runs as Pods.
+pub(super) const CERT_MANAGER: GoModule = GoModule {
+    name: "cert-manager",
+    go_mod: include_str!("../../programs/cert-manager/go.mod"),
+    go_sum: include_str!("../../programs/cert-manager/go.sum"),
+    sources: &[],
+    packages: &[
+        package(
+            "controller",
+            "github.com/cert-manager/cert-manager/cmd/controller",
+        ),
+        package("webhook", "github.com/cert-manager/cert-manager/cmd/webhook"),
+        package(
+            "cainjector",
+            "github.com/cert-manager/cert-manager/cmd/cainjector",
+        ),
+    ],
+    build_flags: &["-ldflags=-s -w -X github.com/cert-manager/cert-manager/pkg/util.AppVersion=v1.11.5"],
+};
+
 impl GoModule {
     /// Names the folder of the cache. A change of any input of the programs changes the key, and so rebuilds
     /// them.
@@ -235,13 +258,19 @@ mod tests {
                 CLUSTER_API_OPERATOR_VERSION,
                 "gitVersion",
             ),
+            (
+                &CERT_MANAGER,
+                "github.com/cert-manager/cert-manager",
+                CERT_MANAGER_VERSION,
+                "AppVersion",
+            ),
         ];
         for (module, path, version, variable) in pins {
             assert!(
                 module.go_mod.contains(&format!("\t{path} {version}")),
                 "{path} is not at {version}"
             );
-            let reported = format!("version.{variable}={version}");
+            let reported = format!(".{variable}={version}");
             assert!(
                 module.build_flags.iter().any(|flag| flag.contains(&reported)),
                 "{path} reports another version"

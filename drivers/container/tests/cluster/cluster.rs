@@ -36,6 +36,7 @@ const VIP_SECONDS: [(&str, &str); 3] = [
 /// The Cluster.
 pub struct Cluster<'a> {
     management: &'a ManagementCluster,
+    kubeconfig: PathBuf,
     admin: Client,
     namespace: String,
 }
@@ -77,6 +78,7 @@ impl<'a> Cluster<'a> {
         let management = &lab.management;
         let cluster = Self {
             management,
+            kubeconfig: management.admin_kubeconfig().to_owned(),
             admin: management.admin_client().await?,
             namespace: lab.namespace.clone(),
         };
@@ -103,11 +105,35 @@ impl<'a> Cluster<'a> {
         Ok(cluster)
     }
 
+    /// The same Cluster, when its objects are in the workload cluster itself.
+    pub fn in_itself(&self, workload: &Workload) -> Self {
+        Self {
+            management: self.management,
+            kubeconfig: workload.kubeconfig().to_owned(),
+            admin: workload.client(),
+            namespace: self.namespace.clone(),
+        }
+    }
+
+    /// Moves the objects of the Cluster to another management cluster.
+    pub fn move_to(&self, other: &Self) -> Result<()> {
+        let mut clusterctl = self.management.clusterctl();
+        let target = format!("--to-kubeconfig={}", other.kubeconfig.display());
+        output(clusterctl.env("KUBECONFIG", &self.kubeconfig).args([
+            "move",
+            "--namespace",
+            &self.namespace,
+            &target,
+        ]))?;
+        Ok(())
+    }
+
     /// kubectl, as the administrator.
     pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         let mut command = self.management.kubectl();
         output(
             command
+                .env("KUBECONFIG", &self.kubeconfig)
                 .arg(format!("--namespace={}", self.namespace))
                 .args(arguments),
         )

@@ -11,17 +11,40 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use capcmi_driver_container::state::StateFolder;
 use management_cluster::{ManagementCluster, Process, eventually, kubeadm::KubeadmProviders};
-use serde_json::json;
+use serde_json::{Value, json};
 use testbed::{Launch, Launched};
-use tokio::{net::UnixStream, runtime::Runtime};
+use tokio::{
+    net::{TcpStream, UnixStream},
+    runtime::Runtime,
+};
 
-use crate::{cluster::Member, sandbox::run, traces::Traces};
+use crate::{
+    cluster::Member,
+    sandbox::{output, run},
+    traces::Traces,
+};
 
+/// The driver's TCP port.
+const PORT: u16 = 8443;
+/// The address of the host in the network of the machines.
+const HOST: &str = "192.168.150.1";
 /// The VIP of the control plane, outside of the range of DHCP.
 pub const ENDPOINT: &str = "192.168.150.100";
 /// The state folder of the driver, in the folder of the run.
 pub const STATE: &str = "state";
 const DEADLINE: Duration = Duration::from_mins(3);
+
+/// How the provider reaches the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Endpoint {
+    /// By a Unix socket.
+    Socket,
+    /// By TLS, also from Pods in machines. The certificates are in the folder of the run.
+    Tls,
+}
+
+/// The folder of the certificates in the folder of the run.
+pub const CERTIFICATES: &str = "certificates";
 
 /// The running parts. Dropping this ends them in the order of the fields.
 pub struct Lab {
@@ -54,16 +77,16 @@ pub fn prepare(versions: &[&str]) -> Result<PathBuf> {
 
 impl Lab {
     /// Starts all but machines.
-    pub async fn start(folder: &Path, versions: &[&str]) -> Result<Self> {
+    pub async fn start(folder: &Path, versions: &[&str], endpoint: Endpoint) -> Result<Self> {
         let management = ManagementCluster::builder()
             .manifests(testbed::definitions()?)
             .start()
             .await?;
         testbed::install(&management).await?;
         let namespace = management.namespace("cluster").await?;
-        let driver = start_driver(&management, folder, versions).await?;
+        let driver = start_driver(&management, folder, versions, endpoint).await?;
         let kubeadm = KubeadmProviders::start(&management, &namespace).await?;
-        let provider = start_provider(&management, folder).await?;
+        let provider = start_provider(&management, folder, endpoint).await?;
         Ok(Self {
             _provider: provider,
             _kubeadm: kubeadm,
@@ -116,22 +139,41 @@ impl Lab {
         Ok(())
     }
 
+    /// Puts a container image into the containerd of a machine, which has no registry.
+    pub fn load(&self, member: &Member, archive: &Path) -> Result<()> {
+        let image = fs::File::open(archive).with_context(|| archive.display().to_string())?;
+        let mut runc = Command::new("runc");
+        let command = ["ctr", "--namespace=k8s.io", "images", "import", "--local", "-"];
+        output(
+            runc.arg("--root")
+                .arg(StateFolder::new(&self.folder.join(STATE)).runtime())
+                .args(["exec", container(member)])
+                .args(command)
+                .stdin(image),
+        )?;
+        Ok(())
+    }
+
     /// Cuts the power of a machine: its processes end, and its network interface with them.
     pub fn power_off(&self, member: &Member) -> Result<()> {
         let runtime = StateFolder::new(&self.folder.join(STATE)).runtime();
-        let container = member.provider_id.rsplit('/').next().unwrap_or_default();
         run(
             "runc",
             [
                 "--root",
                 &runtime.display().to_string(),
                 "kill",
-                container,
+                container(member),
                 "KILL",
             ],
         )?;
         Ok(())
     }
+}
+
+/// The name of a machine's container.
+fn container(member: &Member) -> &str {
+    member.provider_id.rsplit('/').next().unwrap_or_default()
 }
 
 impl Drop for Lab {
@@ -159,7 +201,10 @@ pub fn image(version: &str) -> String {
 }
 
 /// Builds the node image of a version, if it is missing, and returns the folder of its root file system.
-fn build_image(version: &str) -> Result<PathBuf> {
+///
+/// # Errors
+/// When the build fails.
+pub fn build_image(version: &str) -> Result<PathBuf> {
     let built = Command::new(repository().join("images/node/build.sh"))
         .args(["rootfs", version])
         .stderr(Stdio::inherit())
@@ -176,7 +221,12 @@ fn build_image(version: &str) -> Result<PathBuf> {
     Ok(PathBuf::from(path))
 }
 
-async fn start_driver(management: &ManagementCluster, folder: &Path, versions: &[&str]) -> Result<Process> {
+async fn start_driver(
+    management: &ManagementCluster,
+    folder: &Path,
+    versions: &[&str],
+    endpoint: Endpoint,
+) -> Result<Process> {
     let mut images = BTreeMap::new();
     for version in versions {
         images.insert(image(version), build_image(version)?);
@@ -188,7 +238,7 @@ async fn start_driver(management: &ManagementCluster, folder: &Path, versions: &
         "sizes": {"medium": {"cpus": 2, "memoryMib": 2048}, "small": {"cpus": 2, "memoryMib": 2048}},
         "images": images,
         "bridge": {
-            "name": "br-machines", "address": "192.168.150.1/24",
+            "name": "br-machines", "address": format!("{HOST}/24"),
             "dhcpRange": {"first": "192.168.150.101", "last": "192.168.150.199"},
         },
     });
@@ -196,20 +246,21 @@ async fn start_driver(management: &ManagementCluster, folder: &Path, versions: &
     fs::write(&path, config.to_string())?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_capcmi-driver-container"));
     command.arg("--config").arg(&path);
-    command.arg(format!("--endpoint=unix://{}", socket(folder).display()));
+    command.args(endpoint.of_driver(folder));
     let mut driver = Process::start(management.folder(), "driver", &command)?;
     driver
-        .wait_until(DEADLINE, async || {
-            UnixStream::connect(socket(folder)).await.is_ok()
-        })
+        .wait_until(DEADLINE, async || endpoint.is_open(folder).await)
         .await?;
     Ok(driver)
 }
 
-async fn start_provider(management: &ManagementCluster, folder: &Path) -> Result<Launched> {
+async fn start_provider(
+    management: &ManagementCluster,
+    folder: &Path,
+    endpoint: Endpoint,
+) -> Result<Launched> {
     let drivers = folder.join("drivers.yaml");
-    let endpoint = format!("unix://{}", socket(folder).display());
-    let entry = json!({"drivers": [{"name": "container", "grpc": {"endpoint": endpoint}}]});
+    let entry = json!({"drivers": [{"name": "container", "grpc": endpoint.of_provider(folder)}]});
     fs::write(&drivers, entry.to_string())?;
     let launch = Launch {
         binary: testbed::program("capcmi-manager")?,
@@ -221,6 +272,45 @@ async fn start_provider(management: &ManagementCluster, folder: &Path) -> Result
     let mut provider = launch.start(management)?;
     provider.ready(DEADLINE).await?;
     Ok(provider)
+}
+
+impl Endpoint {
+    /// The driver's flags.
+    fn of_driver(self, folder: &Path) -> Vec<String> {
+        let file = |name: &str| folder.join(CERTIFICATES).join(name).display().to_string();
+        match self {
+            Self::Socket => vec![format!("--endpoint=unix://{}", socket(folder).display())],
+            Self::Tls => vec![
+                format!("--endpoint=tls://0.0.0.0:{PORT}"),
+                format!("--tls-cert-file={}", file("capcmi-driver.crt")),
+                format!("--tls-key-file={}", file("capcmi-driver.key")),
+                format!("--client-ca-file={}", file("ca.crt")),
+            ],
+        }
+    }
+
+    /// The entry in the provider's drivers file.
+    fn of_provider(self, folder: &Path) -> Value {
+        let file = |name: &str| folder.join(CERTIFICATES).join(name);
+        match self {
+            Self::Socket => json!({"endpoint": format!("unix://{}", socket(folder).display())}),
+            Self::Tls => json!({
+                "endpoint": format!("tls://localhost:{PORT}"),
+                "tls": {
+                    "caFile": file("ca.crt"),
+                    "certFile": file("capcmi-driver-client.crt"),
+                    "keyFile": file("capcmi-driver-client.key"),
+                },
+            }),
+        }
+    }
+
+    async fn is_open(self, folder: &Path) -> bool {
+        match self {
+            Self::Socket => UnixStream::connect(socket(folder)).await.is_ok(),
+            Self::Tls => TcpStream::connect(("127.0.0.1", PORT)).await.is_ok(),
+        }
+    }
 }
 
 fn socket(folder: &Path) -> PathBuf {

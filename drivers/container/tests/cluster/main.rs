@@ -7,6 +7,7 @@ mod lab;
 mod leftovers;
 mod reader;
 mod sandbox;
+mod shipped;
 mod steps;
 mod traces;
 mod workload;
@@ -18,7 +19,7 @@ use management_cluster::eventually;
 
 use self::{
     cluster::{Cluster, Member, Wanted},
-    lab::Lab,
+    lab::{Endpoint, Lab},
     reader::Reader,
     steps::Steps,
     workload::Workload,
@@ -50,9 +51,16 @@ fn a_cluster_is_scaled_repaired_upgraded_and_deleted() -> Result<()> {
     sandbox::enter(name, || lab::prepare(&[VERSION, NEXT]), live)
 }
 
+#[test]
+#[ignore = "long: the provider as Pods, in a cluster that manages itself"]
+fn the_provider_runs_as_it_ships() -> Result<()> {
+    let name = "the_provider_runs_as_it_ships";
+    sandbox::enter(name, shipped::prepare, shipped::live)
+}
+
 async fn live(folder: &Path) -> Result<()> {
     let mut steps = Steps::start();
-    let mut lab = Lab::start(folder, &[VERSION, NEXT]).await?;
+    let mut lab = Lab::start(folder, &[VERSION, NEXT], Endpoint::Socket).await?;
     let before = lab.traces()?;
     steps.done("management cluster, provider and driver run");
 

@@ -47,6 +47,16 @@ impl Workload {
         config(&self.kubeconfig).await
     }
 
+    /// A client of the cluster.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// The file with the administrator's kubeconfig.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
     /// Whether the API server answers on the VIP. With anonymous access, it answers before it has its roles.
     pub async fn is_alive(&self) -> Result<()> {
         let request = http::Request::get("/livez").body(Vec::new())?;

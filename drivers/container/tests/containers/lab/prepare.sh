@@ -5,8 +5,8 @@
 #   prepare.sh [--check]   with --check it installs nothing
 set -euo pipefail
 
-programs=(runc conmon dnsmasq dhcp_release ip nsenter unshare setpriv mount mmdebstrap busybox tini curl)
-packages=(runc conmon dnsmasq-base dnsmasq-utils iproute2 util-linux mount mmdebstrap busybox-static tini curl)
+programs=(runc conmon dnsmasq dhcp_release ip nsenter unshare setpriv mount mmdebstrap busybox tini curl openssl)
+packages=(runc conmon dnsmasq-base dnsmasq-utils iproute2 util-linux mount mmdebstrap busybox-static tini curl openssl)
 # Debian puts some of them where only root looks.
 PATH=$PATH:/usr/sbin:/sbin
 
