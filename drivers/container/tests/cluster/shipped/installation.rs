@@ -16,7 +16,9 @@ pub const MANAGER: &str = "capcmi-controller-manager";
 /// The image of the provider, without a tag.
 pub const IMAGE: &str = "ghcr.io/capcmi/cluster-api-provider-cmi";
 /// The image of a driver, as the documentation names it.
-pub const DRIVER_IMAGE: &str = "registry.example.com/my-driver:v0.1.0";
+pub const DRIVER_IMAGE: &str = "registry.example.com/my-driver";
+/// The tag of that image.
+pub const DRIVER_VERSION: &str = "v0.1.0";
 
 /// A kustomization of a user.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +44,6 @@ impl Kustomization<'_> {
             folder.path().join("kustomization.yaml"),
             self.text(folder.path())?,
         )?;
-        // As with every change of an owner: `kubectl apply` of another kustomization takes the fields over.
         let path = folder.path().display().to_string();
         workload.kubectl(&["apply", "--server-side", "-k", &path])?;
         Ok(())
@@ -55,22 +56,13 @@ impl Kustomization<'_> {
         let config = PathBuf::from(up).join(config.strip_prefix("/")?);
         let components = self.components.iter();
         let components = components.map(|name| format!("- {}/components/{name}\n", config.display()));
-        let Self {
-            version,
-            replicas,
-            more,
-            ..
-        } = self;
+        let (version, replicas, more) = (self.version, self.replicas, self.more);
         Ok(format!(
-            "resources:\n- {}/default\ncomponents:\n{}\
-             images:\n- {{name: {IMAGE}, newTag: {version}}}\n- {{name: driver, newName: {}, newTag: {}}}\n\
+            "resources:\n- {}/default\ncomponents:\n{}images:\n- {{name: {IMAGE}, newTag: {version}}}\n\
+             - {{name: driver, newName: {DRIVER_IMAGE}, newTag: {DRIVER_VERSION}}}\n\
              replicas:\n- {{name: {MANAGER}, count: {replicas}}}\n{more}",
             config.display(),
             components.collect::<String>(),
-            DRIVER_IMAGE
-                .rsplit_once(':')
-                .map_or(DRIVER_IMAGE, |(name, _)| name),
-            DRIVER_IMAGE.rsplit_once(':').map_or("latest", |(_, tag)| tag),
         ))
     }
 }

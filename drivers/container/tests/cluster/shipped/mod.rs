@@ -24,7 +24,7 @@ use tokio::runtime::Runtime;
 use self::{
     cluster_api::Repository,
     image::Stage,
-    installation::{DRIVER_IMAGE, IMAGE, Kustomization, MANAGER, NAMESPACE},
+    installation::{DRIVER_IMAGE, DRIVER_VERSION, IMAGE, Kustomization, MANAGER, NAMESPACE},
     machines::{Machines, SAMPLED},
     provider::Provider,
 };
@@ -46,7 +46,9 @@ const HOME: Wanted<'_> = Wanted {
 const RELEASE: &str = "v0.1.0";
 const NEXT_RELEASE: &str = "v0.1.1";
 
-/// The folder of the Go driver's VMs, and its names for the files of TLS.
+/// The range of Services in the flavour.
+const SERVICES: &str = "10.128.0.0/12";
+/// Patches that give the driver in Go its folder of VMs and its names for the files of TLS.
 const GO_SIDECAR: &str = include_str!("go-sidecar.yaml");
 const GO_DEPLOYMENT: &str = include_str!("go-deployment.yaml");
 
@@ -135,7 +137,7 @@ async fn own_images(lab: &Lab) -> Result<Vec<PathBuf>> {
         write(
             "examples/drivers/go/Dockerfile",
             ("/driver", &driver),
-            DRIVER_IMAGE,
+            &format!("{DRIVER_IMAGE}:{DRIVER_VERSION}"),
         ),
     ]
     .into_iter()
@@ -161,9 +163,6 @@ async fn route(workload: &Workload) -> Result<()> {
     }
     Ok(())
 }
-
-/// The range of Services in the flavour.
-const SERVICES: &str = "10.128.0.0/12";
 
 /// `kubectl apply -k config/default`: the simulated driver.
 async fn default_installation(lab: &Lab, workload: &Workload, steps: &mut Steps) -> Result<()> {
@@ -268,10 +267,10 @@ async fn deployment_over_tls(lab: &Lab, workload: &Workload, steps: &mut Steps) 
     steps.done("a driver over TLS made three machines for two replicas");
 
     let lost = provider.leader().await?;
-    provider.kill(&lost)?;
+    provider.delete_now(&lost)?;
     machines.scale(SAMPLED + 1).await?;
     ensure!(provider.leader().await? != lost, "{lost} still leads");
-    steps.done("the other replica made a machine after the leader was killed");
+    steps.done("the other replica made a machine after the leader was deleted");
 
     let made = machines.provider_ids()?;
     let upgraded = Kustomization {

@@ -97,11 +97,11 @@ impl<'a> Provider<'a> {
         .await
     }
 
-    /// Ends a Pod without notice.
+    /// Deletes a Pod without waiting for its end.
     ///
     /// # Errors
     /// When the API server refuses it.
-    pub fn kill(&self, pod: &str) -> Result<()> {
+    pub fn delete_now(&self, pod: &str) -> Result<()> {
         let namespace = format!("--namespace={NAMESPACE}");
         self.workload
             .kubectl(&["delete", "pod", pod, &namespace, "--grace-period=0", "--force"])?;
