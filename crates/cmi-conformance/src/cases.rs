@@ -13,6 +13,7 @@ mod field_types;
 mod identity;
 mod initialize;
 mod list;
+mod list_state;
 mod machine_tag;
 mod migrate;
 mod names;
@@ -41,6 +42,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         delete::CASES,
         status::CASES,
         list::CASES,
+        list_state::CASES,
         shut_down::CASES,
         initialize::CASES,
         update::CASES,

@@ -21,6 +21,8 @@ pub enum Need {
     SecondVm,
     /// The driver can give a VM the tag `capcmi.io/machine`.
     MachineTag,
+    /// The driver's lists have the state of VMs.
+    ListState,
 }
 
 /// The beginning of the name of a need that is a hook.
@@ -48,6 +50,7 @@ impl fmt::Display for Need {
             Self::Endpoint => f.write_str("an endpoint"),
             Self::SecondVm => f.write_str("no `uniqueNames`"),
             Self::MachineTag => write!(f, "`{}` in `hot_updatable`", tags::MACHINE),
+            Self::ListState => f.write_str("`list_has_state`"),
         }
     }
 }

@@ -87,6 +87,10 @@ pub struct Capabilities {
     pub hot_updatable: Vec<JsonPointer>,
     /// JSON Schema of the provider spec, checked before any call.
     pub provider_spec_schema: Option<SpecSchema>,
+    /// Whether [`super::Driver::list_machines`] returns the addresses and the power state of each VM, equal
+    /// to the answer of [`super::Driver::get_machine_status`]. The provider then looks up only the VMs whose
+    /// list entry differs. It lists every minute, so the list should take one pass over the back end.
+    pub list_has_state: bool,
 }
 
 /// The capabilities that a driver has declared, and the connection generation that declared them. All readers
@@ -120,6 +124,7 @@ impl Capabilities {
             tag_path: JsonPointer::field("tags"),
             hot_updatable: Vec::new(),
             provider_spec_schema: None,
+            list_has_state: false,
         }
     }
 

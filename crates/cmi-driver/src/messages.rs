@@ -242,6 +242,10 @@ pub struct ListedMachine {
     pub machine_id: Option<String>,
     /// Its creation time by the back end's clock, if the driver reports it.
     pub created_at: Option<Timestamp>,
+    /// Its known addresses. Used only if the driver declares [`super::Capabilities::list_has_state`].
+    pub addresses: Vec<Address>,
+    /// Its power state, if the driver knows. Used like the addresses.
+    pub power_state: Option<PowerState>,
 }
 
 impl ListedMachine {
@@ -253,6 +257,8 @@ impl ListedMachine {
             cluster_id: None,
             machine_id: None,
             created_at: None,
+            addresses: Vec::new(),
+            power_state: None,
         }
     }
 }

@@ -44,7 +44,7 @@ impl SimulatedDriver {
                 .of_cluster(cluster)
                 .filter(|vm| commands::is_visible(vm, now, &self.config));
             visible
-                .map(|vm| (vm.listed(), vm.name.clone()))
+                .map(|vm| (vm.listed(now), vm.name.clone()))
                 .collect::<Vec<_>>()
         })?;
         vms.into_iter()
@@ -116,6 +116,7 @@ impl Driver for SimulatedDriver {
                 tag_path,
                 hot_updatable: hot_updatable.filter(|_| updates).collect(),
                 provider_spec_schema: Some(SpecSchema::new(schema::of(&self.config))),
+                list_has_state: self.config.list_has_state,
             }
             .into())
         })

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::clock::Instant;
 use super::subnet::Subnet;
 use super::vm::{Condition, Vm, VmId};
-use cmi_driver::tags;
+use cmi_driver::{Address, tags};
 
 /// Something that changed the cloud.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,6 +51,13 @@ pub enum Event {
         id: VmId,
         /// All labels that it has now.
         labels: BTreeMap<String, String>,
+    },
+    /// The addresses of a VM were replaced.
+    AddressesSet {
+        /// Which VM.
+        id: VmId,
+        /// All addresses that it has now.
+        addresses: Vec<Address>,
     },
     /// A VM without an identity received one.
     MachineTagSet {
@@ -271,6 +278,9 @@ impl Cloud {
             }
             Event::SourceDestCheckSet { id, on } => self.change(id, |vm| vm.source_dest_check = on),
             Event::LabelsSet { id, labels } => self.change(id, |vm| vm.labels = labels),
+            Event::AddressesSet { id, addresses } => {
+                self.change(id, |vm| vm.set_addresses = Some(addresses));
+            }
             Event::MachineTagSet { id, machine } => self.change(id, |vm| {
                 vm.tags.insert(tags::MACHINE.to_owned(), machine);
             }),

@@ -215,6 +215,9 @@ fn order(
             .cloned()
     };
     let id = VmId::unique();
+    let boots_at = now.after(boot_time(id, config));
+    let until_address = Duration::from_secs_f64(config.address_seconds);
+    let address_from = (!until_address.is_zero()).then(|| boots_at.after(until_address));
     Ok(Vm {
         id,
         name: selector.name.clone(),
@@ -225,12 +228,14 @@ fn order(
         root_fs_gb: wanted.root_fs_gb,
         zone: spec.zone.clone().or_else(emptiest),
         address,
+        address_from,
+        set_addresses: None,
         // Where InitializeMachine is not offered, the order sets it.
         source_dest_check: config.supports(Operation::InitializeMachine) || spec.source_dest_check,
         user_data: bootstrap.user_data,
         user_data_format: bootstrap.format,
         ordered_at: now,
-        boots_at: now.after(boot_time(id, config)),
+        boots_at,
         stops_at: None,
         gone_at: None,
         condition: Condition::Sound,

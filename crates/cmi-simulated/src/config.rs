@@ -39,6 +39,9 @@ pub struct SimulatedConfig {
     /// The longest additional boot time, seconds; uniformly distributed. Default: 1.
     #[garde(range(min = 0.0, max = MAX_SECONDS))]
     pub boot_jitter_seconds: f64,
+    /// From the boot until the driver knows the VM's address, seconds. Default: 0, known from the order.
+    #[garde(range(min = 0.0, max = MAX_SECONDS))]
+    pub address_seconds: f64,
     /// From the order to stop until the guest is stopped, seconds. Default: 1.
     #[garde(range(min = 0.0, max = MAX_SECONDS))]
     pub shut_down_seconds: f64,
@@ -50,6 +53,9 @@ pub struct SimulatedConfig {
     /// lists the tag. Default: false.
     #[garde(skip)]
     pub adds_machine_tag: bool,
+    /// The driver declares that its lists have addresses and power states. Default: true.
+    #[garde(skip)]
+    pub list_has_state: bool,
     /// From the order to delete until the VM is gone, seconds. Default: 1.
     #[garde(range(min = 0.0, max = MAX_SECONDS))]
     pub delete_seconds: f64,
@@ -199,9 +205,11 @@ impl Default for SimulatedConfig {
             quota: None,
             boot_seconds: 2.0,
             boot_jitter_seconds: 1.0,
+            address_seconds: 0.0,
             shut_down_seconds: 1.0,
             accepts_shut_down: false,
             adds_machine_tag: false,
+            list_has_state: true,
             delete_seconds: 1.0,
             delete_wait_seconds: 5.0,
             consistency_window_seconds: 0.0,

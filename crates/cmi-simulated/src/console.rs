@@ -8,7 +8,7 @@ use super::clock::{Clock, Instant, WallClock};
 use super::cloud::{Cloud, Event};
 use super::journal::{Decision, Journal, JournalError};
 use super::vm::{Condition, UserData, Vm, VmId};
-use cmi_driver::{Status, tags};
+use cmi_driver::{Address, Status, tags};
 
 /// Changes the cloud from outside the driver, in this process or, through the state file, in another process.
 #[derive(Clone)]
@@ -118,6 +118,8 @@ impl CloudConsole {
                 root_fs_gb: planted.root_fs_gb,
                 zone: planted.zone,
                 address: None,
+                address_from: None,
+                set_addresses: None,
                 source_dest_check: true,
                 user_data: UserData::from(planted.user_data.as_slice()),
                 user_data_format: None,
@@ -157,6 +159,32 @@ impl CloudConsole {
     /// The state file cannot be written.
     pub fn set_source_dest_check(&self, id: VmId, on: bool) -> Result<(), Status> {
         self.happen(Event::SourceDestCheckSet { id, on })
+    }
+
+    /// Replaces the addresses that the driver reports for a VM.
+    ///
+    /// # Errors
+    /// The state file cannot be written.
+    pub fn set_addresses(&self, id: VmId, addresses: Vec<Address>) -> Result<(), Status> {
+        self.happen(Event::AddressesSet { id, addresses })
+    }
+
+    /// Switches a VM on or off immediately, without the driver.
+    ///
+    /// # Errors
+    /// The state file cannot be written.
+    pub fn switch(&self, id: VmId, on: bool) -> Result<(), Status> {
+        self.journal.change(|_, now| {
+            let event = if on {
+                Event::Restarted { id, boots_at: now }
+            } else {
+                Event::StopOrdered { id, stops_at: now }
+            };
+            Ok(Decision {
+                events: vec![event],
+                answer: (),
+            })
+        })
     }
 
     /// Overrides the configured quota of VMs; `None` lifts it.

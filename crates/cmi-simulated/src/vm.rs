@@ -138,6 +138,12 @@ pub struct Vm {
     pub zone: Option<String>,
     /// Its address, from the pool's subnet.
     pub address: Option<Ipv4Addr>,
+    /// From when the driver knows its address; always, if not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address_from: Option<Instant>,
+    /// The addresses that its guest has instead, if they were set at the console.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub set_addresses: Option<Vec<Address>>,
     /// Whether the network drops packets without the VM's address as source or destination. On for a new VM.
     pub source_dest_check: bool,
     /// The bootstrap data.
@@ -209,16 +215,35 @@ impl Vm {
         lines.join("\n") + "\n"
     }
 
-    /// Returns the VM as an entry of a list.
+    fn addresses(&self, now: Instant) -> Vec<Address> {
+        if let Some(addresses) = &self.set_addresses {
+            return addresses.clone();
+        }
+        let is_known = self.address_from.is_none_or(|from| from <= now);
+        let internal = self.address.filter(|_| is_known).map(|address| Address {
+            kind: AddressType::InternalIP,
+            address: address.to_string(),
+        });
+        let hostname = Address {
+            kind: AddressType::Hostname,
+            address: self.name.clone(),
+        };
+        let addresses = internal.into_iter().chain([hostname]);
+        addresses.filter(|address| !address.address.is_empty()).collect()
+    }
+
+    /// Returns the VM at `now` as an entry of a list.
     ///
     /// # Errors
     /// As [`Vm::describe`].
-    pub fn listed(&self) -> Result<ListedMachine, ProviderIdError> {
+    pub fn listed(&self, now: Instant) -> Result<ListedMachine, ProviderIdError> {
         let given = |tag: &str| (!tag.is_empty()).then(|| tag.to_owned());
         Ok(ListedMachine {
             cluster_id: given(self.cluster()),
             machine_id: given(self.machine()),
             created_at: self.ordered_at.timestamp(),
+            addresses: self.addresses(now),
+            power_state: Some(self.power_state(now)),
             ..ListedMachine::new(self.provider_id().parse()?, &self.name)
         })
     }
@@ -230,19 +255,7 @@ impl Vm {
     pub fn describe(&self, now: Instant) -> Result<Machine, ProviderIdError> {
         let provider_id: ProviderId = self.provider_id().parse()?;
         let mut machine = Machine::new(provider_id, &self.name);
-        machine.addresses = self
-            .address
-            .map(|address| Address {
-                kind: AddressType::InternalIP,
-                address: address.to_string(),
-            })
-            .into_iter()
-            .chain([Address {
-                kind: AddressType::Hostname,
-                address: self.name.clone(),
-            }])
-            .filter(|address| !address.address.is_empty())
-            .collect();
+        machine.addresses = self.addresses(now);
         machine.power_state = Some(self.power_state(now));
         machine.failure_domain.clone_from(&self.zone);
         Ok(machine)
@@ -269,6 +282,8 @@ pub mod tests {
             root_fs_gb: 10,
             zone: Some("zone-a".to_owned()),
             address: None,
+            address_from: None,
+            set_addresses: None,
             source_dest_check: true,
             user_data: UserData::from(b"canary".as_slice()),
             user_data_format: None,

@@ -186,6 +186,7 @@ impl Driver for ContainerDriver {
             tag_path: JsonPointer::field(TAGS),
             hot_updatable: [TAGS, SIZE].map(JsonPointer::field).to_vec(),
             provider_spec_schema: Some(spec::schema(&self.config)),
+            list_has_state: true,
             ..Capabilities::minimal()
         }
         .into())

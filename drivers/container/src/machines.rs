@@ -161,7 +161,24 @@ impl Machines {
             }
         }
         let records = records.into_iter().filter(|record| record.cluster == cluster);
-        records.map(listed).collect()
+        records.map(|record| self.listed(record)).collect()
+    }
+
+    fn listed(&self, record: Record) -> Result<ListedMachine> {
+        let Machine {
+            provider_id,
+            addresses,
+            power_state,
+            ..
+        } = self.describe(&record)?;
+        Ok(ListedMachine {
+            cluster_id: Some(record.cluster),
+            machine_id: Some(record.identity).filter(|identity| !identity.is_empty()),
+            created_at: Some(record.created_at),
+            addresses,
+            power_state,
+            ..ListedMachine::new(provider_id, record.name)
+        })
     }
 
     /// Returns the machine as the driver contract reports it.
@@ -394,16 +411,6 @@ fn restart_failure(status: Status) -> Status {
         }
         _ => status,
     }
-}
-
-fn listed(record: Record) -> Result<ListedMachine> {
-    let id = record.key().machine_id(&record.host).provider_id()?;
-    Ok(ListedMachine {
-        cluster_id: Some(record.cluster),
-        machine_id: Some(record.identity).filter(|identity| !identity.is_empty()),
-        created_at: Some(record.created_at),
-        ..ListedMachine::new(id, record.name)
-    })
 }
 
 /// Reports a machine without an address as starting: callers ask again after a machine that is starting, and

@@ -74,6 +74,7 @@ impl Ledger {
             | Event::Restarted { .. }
             | Event::SourceDestCheckSet { .. }
             | Event::LabelsSet { .. }
+            | Event::AddressesSet { .. }
             | Event::MachineTagSet { .. }
             | Event::ConditionSet { .. }
             | Event::QuotaSet { .. }

@@ -167,6 +167,8 @@ fn capability_rows(page: &mut Page, capabilities: &Capabilities) {
         .map(ToString::to_string)
         .collect();
     page.row("Hot-updatable", or_none(&hot.join(", ")));
+    let has_state = capabilities.list_has_state;
+    page.row("State in lists", if has_state { "yes" } else { "no" });
     let schema = capabilities.provider_spec_schema.is_some();
     page.row("Schema", if schema { "published" } else { "none" });
 }

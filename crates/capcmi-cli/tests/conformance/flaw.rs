@@ -264,6 +264,12 @@ pub enum Flaw {
     ListSwapsOwners,
     /// The list reports the same cluster for every VM.
     ListKnowsOneCluster,
+    /// The list declares the state of VMs and shows none.
+    ListWithoutState,
+    /// The list shows the state of a VM as in its first entry.
+    ListRemembersState,
+    /// The list gives each VM the addresses of another.
+    ListSwapsAddresses,
     /// An empty cluster is NOT_FOUND.
     ListEmptyNotFound,
     /// Without a cluster everything is listed.

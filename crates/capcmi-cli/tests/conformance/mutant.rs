@@ -17,7 +17,7 @@ use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD, Engine as _};
 use cmi_driver::{
     Code, ListedMachine, Machine, MachineClass, Operation, ProviderId, Result, Status, USER_DATA, tags,
 };
-use cmi_simulated::{CloudConsole, PlantedVm, SimulatedDriver, Vm};
+use cmi_simulated::{CloudConsole, Instant, PlantedVm, SimulatedDriver, Vm};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 use tokio::sync::Semaphore;
@@ -406,7 +406,7 @@ fn machine(vm: &Vm) -> Machine {
 }
 
 fn listed(vm: &Vm) -> ListedMachine {
-    vm.listed().unwrap()
+    vm.listed(Instant::from_millis(0)).unwrap()
 }
 
 fn made_up(name: &str) -> Machine {

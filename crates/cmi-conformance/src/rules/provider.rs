@@ -65,4 +65,6 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
     "CAP-34"     Must   "Probe answers while the maximum number of other calls is running";
     "CAP-35"     Must   "GetConsole changes nothing at the back end";
     "CAP-36"     Must   "GetConsole shows only the console of the machine's own VM";
+    "CAP-37"     Must   "A list that declares `list_has_state` shows addresses and power states as \
+                        GetMachineStatus does";
 };

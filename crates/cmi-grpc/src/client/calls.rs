@@ -158,8 +158,26 @@ fn each_once(mut machines: Vec<ListedMachine>) -> Vec<ListedMachine> {
     machines.sort_unstable_by(|one, other| {
         (&one.provider_id, &one.machine_name).cmp(&(&other.provider_id, &other.machine_name))
     });
-    machines.dedup();
+    machines.dedup_by(|one, other| is_same(one, other));
     machines
+}
+
+/// Whether two entries are about the same VM. Its state may change between two pages.
+fn is_same(one: &ListedMachine, other: &ListedMachine) -> bool {
+    let ListedMachine {
+        provider_id,
+        machine_name,
+        cluster_id,
+        machine_id,
+        created_at,
+        addresses: _,
+        power_state: _,
+    } = one;
+    *provider_id == other.provider_id
+        && *machine_name == other.machine_name
+        && *cluster_id == other.cluster_id
+        && *machine_id == other.machine_id
+        && *created_at == other.created_at
 }
 
 fn endless(why: &str) -> Status {

@@ -71,6 +71,7 @@ impl From<&Capabilities> for Declaration {
                     .as_ref()
                     .map(|schema| schema.as_json().to_string().into_bytes())
                     .unwrap_or_default(),
+                list_has_state: capabilities.list_has_state,
             }),
         }
     }
@@ -94,6 +95,7 @@ impl TryFrom<Declaration> for Capabilities {
                 .filter_map(|call| offered(EXTENSION_CALLS, call)),
         );
         capabilities.zones = extension.zones;
+        capabilities.list_has_state = extension.list_has_state;
         capabilities.consistency_window = window(extension.consistency_window)?;
         if let Some(path) = Field("tag_path").optional_text(extension.tag_path, POINTER)? {
             capabilities.tag_path = pointer(Field("tag_path"), &path)?;

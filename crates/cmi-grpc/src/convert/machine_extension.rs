@@ -56,20 +56,11 @@ impl TryFrom<v1::GenerateMachineClassForMigrationResponse> for Map<String, Value
 
 impl From<Machine> for v1::Machine {
     fn from(machine: Machine) -> Self {
-        let addresses = machine.addresses.into_iter();
         Self {
             provider_id: machine.provider_id.to_string(),
             node_name: machine.node_name,
-            addresses: addresses
-                .map(|address| v1::MachineAddress {
-                    r#type: address_type_message(address.kind).into(),
-                    address: address.address,
-                })
-                .collect(),
-            power_state: machine
-                .power_state
-                .map_or(PowerStateMessage::Unspecified, power_state_message)
-                .into(),
+            addresses: address_messages(machine.addresses),
+            power_state: power_state_number(machine.power_state),
             failure_domain: machine.failure_domain.unwrap_or_default(),
             last_known_state: field::state_bytes(machine.last_known_state.as_ref()),
         }
@@ -81,25 +72,44 @@ impl TryFrom<v1::Machine> for Machine {
 
     fn try_from(machine: v1::Machine) -> Result<Self, FieldError> {
         let power_state = power_state(machine.power_state());
-        let mut addresses = Vec::new();
-        for address in machine.addresses {
-            let Some(kind) = address_type(address.r#type()) else {
-                continue;
-            };
-            addresses.push(Address {
-                kind,
-                address: Field("addresses.address").text(address.address, PLACE)?,
-            });
-        }
         Ok(Self {
             provider_id: Field("provider_id").provider_id(&machine.provider_id)?,
             node_name: Field("node_name").text(machine.node_name, NAME)?,
-            addresses,
+            addresses: addresses(Field("addresses.address"), machine.addresses)?,
             power_state,
             failure_domain: Field("failure_domain").optional_text(machine.failure_domain, PLACE)?,
             last_known_state: Field("last_known_state").state(machine.last_known_state)?,
         })
     }
+}
+
+pub(super) fn address_messages(addresses: Vec<Address>) -> Vec<v1::MachineAddress> {
+    let addresses = addresses.into_iter();
+    addresses
+        .map(|address| v1::MachineAddress {
+            r#type: address_type_message(address.kind).into(),
+            address: address.address,
+        })
+        .collect()
+}
+
+/// Leaves out addresses of an unknown type.
+pub(super) fn addresses(field: Field, messages: Vec<v1::MachineAddress>) -> Result<Vec<Address>, FieldError> {
+    let mut addresses = Vec::new();
+    for message in messages {
+        if let Some(kind) = address_type(message.r#type()) {
+            let address = field.text(message.address, PLACE)?;
+            addresses.push(Address { kind, address });
+        }
+    }
+    Ok(addresses)
+}
+
+/// The number of a power state in a message.
+pub(super) fn power_state_number(state: Option<PowerState>) -> i32 {
+    state
+        .map_or(PowerStateMessage::Unspecified, power_state_message)
+        .into()
 }
 
 /// Implements both conversions between an enum of the driver and an enum of `proto/`. The zero value in
@@ -112,7 +122,7 @@ macro_rules! enumeration {
             }
         }
 
-        fn $read(value: $message) -> Option<$driver> {
+        pub(super) fn $read(value: $message) -> Option<$driver> {
             match value {
                 $message::Unspecified => None,
                 $($message::$other => Some($driver::$value),)+

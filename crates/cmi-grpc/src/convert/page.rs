@@ -3,6 +3,7 @@
 use std::num::NonZeroU32;
 
 use super::field::{self, Field, FieldError, FieldProblem, NAME, PLACE};
+use super::machine_extension::{address_messages, addresses, power_state, power_state_number};
 use crate::proto::capcmi::v1::{
     ListMachinesPagedRequest, ListMachinesPagedResponse, list_machines_paged_response,
 };
@@ -105,6 +106,8 @@ impl From<MachinePage> for ListMachinesPagedResponse {
                     cluster_id: machine.cluster_id.unwrap_or_default(),
                     machine_id: machine.machine_id.unwrap_or_default(),
                     created_at: machine.created_at.map(field::timestamp_message),
+                    addresses: address_messages(machine.addresses),
+                    power_state: power_state_number(machine.power_state),
                 })
                 .collect(),
             next_page_token: PageToken::write(page.next),
@@ -120,7 +123,9 @@ impl TryFrom<ListMachinesPagedResponse> for MachinePage {
         Ok(Self {
             machines: machines
                 .map(|machine| {
+                    let power_state = power_state(machine.power_state());
                     Ok(ListedMachine {
+                        power_state,
                         provider_id: Field("machines.provider_id").provider_id(&machine.provider_id)?,
                         // Empty when the back end has lost it (DRV-36).
                         machine_name: Field("machines.machine_name")
@@ -129,6 +134,7 @@ impl TryFrom<ListMachinesPagedResponse> for MachinePage {
                         cluster_id: Field("machines.cluster_id").optional_text(machine.cluster_id, PLACE)?,
                         machine_id: Field("machines.machine_id").optional_text(machine.machine_id, PLACE)?,
                         created_at: Field("machines.created_at").timestamp(machine.created_at)?,
+                        addresses: addresses(Field("machines.addresses.address"), machine.addresses)?,
                     })
                 })
                 .collect::<Result<_, FieldError>>()?,
@@ -144,8 +150,10 @@ pub struct PagePlace {
     size: usize,
 }
 
-/// The most machines of a page: at the longest names less than gRPC's usual limit of 4 MiB.
+/// The most machines of a page.
 const MAX_PAGE: u32 = 1000;
+/// The most bytes of a page, unless it has a single machine: less than gRPC's usual limit of 4 MiB.
+const MAX_PAGE_BYTES: usize = 3 << 20;
 /// The prefix of this server's tokens.
 const TOKEN_PREFIX: &str = "after:";
 
@@ -178,12 +186,38 @@ impl PagePlace {
                 .is_none_or(|after| machine.provider_id > *after)
         });
         machines.sort_unstable_by(|one, other| one.provider_id.cmp(&other.provider_id));
-        let more = machines.len() > self.size;
-        machines.truncate(self.size);
+        let size = self.size.min(fitting(&machines)).max(1);
+        let more = machines.len() > size;
+        machines.truncate(size);
         let last = machines.last().filter(|_| more);
         MachinePage {
             next: last.map(|last| PageToken(format!("{TOKEN_PREFIX}{}", last.provider_id))),
             machines,
         }
     }
+}
+
+/// Returns how many of the machines fit into a page.
+fn fitting(machines: &[ListedMachine]) -> usize {
+    let mut bytes = 0;
+    machines
+        .iter()
+        .take_while(|machine| {
+            bytes += encoded_bytes(machine);
+            bytes <= MAX_PAGE_BYTES
+        })
+        .count()
+}
+
+/// An upper bound of a machine's bytes in the message.
+fn encoded_bytes(machine: &ListedMachine) -> usize {
+    /// Tags, lengths and numbers of an entry or an address.
+    const OVERHEAD: usize = 64;
+    let texts = [&machine.cluster_id, &machine.machine_id];
+    let texts = texts.into_iter().flatten().map(String::len).sum::<usize>();
+    let addresses = machine.addresses.iter();
+    let addresses = addresses
+        .map(|address| OVERHEAD + address.address.len())
+        .sum::<usize>();
+    OVERHEAD + machine.provider_id.as_str().len() + machine.machine_name.len() + texts + addresses
 }

@@ -284,7 +284,7 @@ fn the_extension_keeps_its_names_and_numbers() {
             "GetExtensionCapabilitiesRequest: ",
             "GetExtensionCapabilitiesResponse: repeated .capcmi.v1.GetExtensionCapabilitiesResponse.Call \
                 calls 1, bool zones 2, .google.protobuf.Duration consistency_window 3, string tag_path 4, \
-             repeated string hot_updatable 5, bytes provider_spec_schema 6",
+             repeated string hot_updatable 5, bytes provider_spec_schema 6, bool list_has_state 8",
             "enum GetExtensionCapabilitiesResponse.Call: CALL_UNSPECIFIED 0, INITIALIZE_MACHINE 1, \
                 UPDATE_MACHINE 2, GENERATE_MACHINE_CLASS_FOR_MIGRATION 3, GET_MACHINE 4, LIST_MACHINES_PAGED \
                 5, LIST_ZONES 6, DESCRIBE_CLASS 7, RESTART_MACHINE 8, GET_CONSOLE 9",
@@ -309,7 +309,8 @@ fn the_extension_keeps_its_names_and_numbers() {
             "ListMachinesPagedResponse: repeated .capcmi.v1.ListMachinesPagedResponse.ListedMachine machines \
                 1, string next_page_token 2",
             "ListMachinesPagedResponse.ListedMachine: string provider_id 1, string machine_name 2, string \
-                cluster_id 3, string machine_id 4, .google.protobuf.Timestamp created_at 5",
+                cluster_id 3, string machine_id 4, .google.protobuf.Timestamp created_at 5, repeated \
+                .capcmi.v1.MachineAddress addresses 6, .capcmi.v1.PowerState power_state 7",
             "ListZonesRequest: bytes provider_spec 1, map<string bytes> secrets 2 secret",
             "ListZonesResponse: repeated .capcmi.v1.ListZonesResponse.Zone zones 1",
             "ListZonesResponse.Zone: string name 1, bool control_plane 2, map<string string> attributes 3",

@@ -142,6 +142,7 @@ impl std::fmt::Display for DriverInfo {
             tag_path,
             hot_updatable,
             provider_spec_schema,
+            list_has_state,
         } = &*self.capabilities;
         let calls = Operation::ALL.into_iter();
         let calls: Vec<_> = calls
@@ -165,13 +166,14 @@ impl std::fmt::Display for DriverInfo {
             ("calls", calls.join(", ")),
         ];
         let more = [
-            ("zones", if *zones { "yes" } else { "no" }.to_owned()),
+            ("zones", yes_or_no(*zones).to_owned()),
             (
                 "consistency window",
                 format!("{} s", consistency_window.as_secs_f64()),
             ),
             ("tags at", tag_path.to_string()),
             ("hot-updatable", or_none(places.join(", "))),
+            ("state in lists", yes_or_no(*list_has_state).to_owned()),
         ];
         let extension = extension.map(|calls| ("extension", calls));
         for (what, value) in rows.into_iter().chain(extension).chain(more) {
@@ -194,6 +196,10 @@ impl std::fmt::Display for DriverInfo {
 
 fn or_none(text: String) -> String {
     if text.is_empty() { "none".to_owned() } else { text }
+}
+
+fn yes_or_no(is_so: bool) -> &'static str {
+    if is_so { "yes" } else { "no" }
 }
 
 /// Indents all lines but the first to the column of the values.

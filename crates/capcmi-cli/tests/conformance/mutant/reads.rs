@@ -146,6 +146,25 @@ impl Mutant {
                     vm.cluster_id.clone_from(&one);
                 }
             }
+            Flaw::ListWithoutState => {
+                for vm in &mut list {
+                    vm.addresses.clear();
+                    vm.power_state = None;
+                }
+            }
+            Flaw::ListRemembersState => {
+                let mut first = self.listed.lock().unwrap();
+                for vm in &mut list {
+                    let seen = first.entry(vm.provider_id.to_string());
+                    let seen = &seen.or_insert_with(|| vec![vm.clone()])[0];
+                    vm.addresses.clone_from(&seen.addresses);
+                    vm.power_state = seen.power_state;
+                }
+            }
+            Flaw::ListSwapsAddresses if list.len() > 1 => {
+                let addresses = std::mem::take(&mut list[0].addresses);
+                list[0].addresses = std::mem::replace(&mut list[1].addresses, addresses);
+            }
             Flaw::ListNoNames => list.iter_mut().for_each(|vm| vm.machine_name.clear()),
             Flaw::ListEmptyNotFound if list.is_empty() => {
                 return Err(Status::new(Code::NotFound, "there is no VM at all"));

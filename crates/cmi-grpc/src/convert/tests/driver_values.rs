@@ -235,12 +235,18 @@ fn listed_with_facts() -> impl Strategy<Value = Vec<ListedMachine>> {
         option::of("[!-~]{1,256}"),
         option::of("[!-~]{1,256}"),
         option::of(time()),
+        vec(address(), 0..4),
+        power_state(),
     );
     (listed(), vec(facts, 8)).prop_map(|(mut machines, facts)| {
-        for (machine, (cluster_id, machine_id, created_at)) in machines.iter_mut().zip(facts) {
-            machine.cluster_id = cluster_id;
-            machine.machine_id = machine_id;
-            machine.created_at = created_at;
+        for (machine, facts) in machines.iter_mut().zip(facts) {
+            (
+                machine.cluster_id,
+                machine.machine_id,
+                machine.created_at,
+                machine.addresses,
+                machine.power_state,
+            ) = facts;
         }
         machines
     })
@@ -301,17 +307,19 @@ pub(super) fn capabilities() -> impl Strategy<Value = Capabilities> {
     let schema = option::of(object().prop_map(Value::Object));
     (
         operations,
-        any::<bool>(),
+        any::<[bool; 2]>(),
         window,
         pointer(),
         vec(pointer(), 0..4),
         schema,
     )
         .prop_map(
-            |(operations, zones, (seconds, nanos), tag_path, hot_updatable, provider_spec_schema)| {
+            |(operations, flags, (seconds, nanos), tag_path, hot_updatable, provider_spec_schema)| {
+                let [zones, list_has_state] = flags;
                 Capabilities {
                     operations,
                     zones,
+                    list_has_state,
                     consistency_window: Duration::new(seconds, nanos),
                     tag_path,
                     hot_updatable,

@@ -327,6 +327,40 @@ fn ten_thousand_machines_with_the_longest_names_fit_into_one_message() {
     assert_eq!(read, machines);
 }
 
+/// A machine may have many addresses, and usual libraries take 4 MiB.
+#[test]
+fn a_page_of_machines_with_many_addresses_fits_into_a_message() {
+    let address = Address {
+        kind: AddressType::InternalDNS,
+        address: "a".repeat(256),
+    };
+    let machines: Vec<_> = (0..1000)
+        .map(|number| ListedMachine {
+            addresses: vec![address.clone(); 40],
+            ..ListedMachine::new(format!("{number:0>512}").parse().unwrap(), "m")
+        })
+        .collect();
+    let place = |token| {
+        let request = capcmi::v1::ListMachinesPagedRequest {
+            provider_spec: b"{}".to_vec(),
+            page_token: token,
+            ..Default::default()
+        };
+        PageRequest::try_from(request).unwrap().place().unwrap()
+    };
+    let mut read = Vec::new();
+    let mut token = String::new();
+    loop {
+        let page = capcmi::v1::ListMachinesPagedResponse::from(place(token).cut(machines.clone()));
+        assert!(page.encoded_len() < 4 << 20, "{}", page.encoded_len());
+        let MachinePage { machines, next } = page.try_into().unwrap();
+        read.extend(machines);
+        let Some(next) = next else { break };
+        token = next.0;
+    }
+    assert_eq!(read, machines);
+}
+
 #[test]
 fn an_unknown_address_and_an_unknown_power_state_are_left_out() {
     let address = |kind: i32, address: &str| capcmi::v1::MachineAddress {
