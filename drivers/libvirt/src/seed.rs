@@ -40,11 +40,12 @@ impl Instance {
     }
 
     /// Returns the network configuration: DHCP on the only interface. The interface is matched by its MAC
-    /// address, since its name depends on the guest.
+    /// address, since its name depends on the guest. The DHCP server knows the guest by the same address:
+    /// two guests of an image with a machine-id in it would share a lease.
     fn network_config(&self) -> String {
         format!(
             "version: 2\nethernets:\n  primary:\n    match: {{macaddress: \"{}\"}}\n    set-name: eth0\n    \
-             dhcp4: true\n",
+             dhcp4: true\n    dhcp-identifier: mac\n",
             self.mac
         )
     }
@@ -167,10 +168,10 @@ mod tests {
             String::from_utf8(files[0].1.clone()).unwrap(),
             "instance-id: 9f1c\nlocal-hostname: \"md-0-x7k2p\"\nprovider_id: libvirt://host-a/9f1c\n"
         );
-        assert!(
-            String::from_utf8(files[1].1.clone())
-                .unwrap()
-                .contains("52:01:02:03:04:05")
+        assert_eq!(
+            String::from_utf8(files[1].1.clone()).unwrap(),
+            "version: 2\nethernets:\n  primary:\n    match: {macaddress: \"52:01:02:03:04:05\"}\n    set-name: \
+             eth0\n    dhcp4: true\n    dhcp-identifier: mac\n"
         );
     }
 
