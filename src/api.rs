@@ -3,6 +3,7 @@
 //! Layer 0: types, defaults and validation, no client. Every type tolerates unknown fields, and none ever
 //! writes `null`: Cluster API takes an explicit null in a contract field for an error.
 
+pub mod addresses;
 pub mod annotations;
 pub mod bounded;
 pub mod cluster_api;

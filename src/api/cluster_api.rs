@@ -220,6 +220,25 @@ pub struct ClusterSpec {
     /// The address of the control plane, if the user set it here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub control_plane_endpoint: Option<ApiEndpoint>,
+    /// The networks of the Cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster_network: Option<ClusterNetwork>,
+}
+
+/// The networks of a Cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+pub struct ClusterNetwork {
+    /// The networks of Services.
+    pub services: NetworkRanges,
+}
+
+/// Network ranges.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NetworkRanges {
+    /// The ranges, such as `10.96.0.0/12`. The first one names the preferred family.
+    pub cidr_blocks: Vec<String>,
 }
 
 /// Host and port of an API server.
@@ -254,6 +273,12 @@ impl Cluster {
     /// Whether the user paused it.
     pub fn is_paused(&self) -> bool {
         self.spec.paused.unwrap_or(false)
+    }
+
+    /// The first network of Services, if the Cluster names one.
+    pub fn first_service_cidr(&self) -> Option<&str> {
+        let network = self.spec.cluster_network.as_ref()?;
+        network.services.cidr_blocks.first().map(String::as_str)
     }
 
     /// Whether Machines may be created.
