@@ -205,6 +205,10 @@ bench: ## Measure what a fleet costs, beside bare clients (MACHINES="2000 10000"
 bench-latency: ## Measure how soon the driver is called while creates wait for it (BENCH_BACKLOG=2000, BENCH_SAMPLES=200).
 	$(FLEET) -- --scenario latency $(MACHINES)
 
+.PHONY: bench-drift
+bench-drift: ## Measure a fleet of which 1 % of the VMs change their address each minute (MACHINES=10000).
+	$(FLEET) -- --scenario drift $(MACHINES)
+
 .PHONY: bench-shards
 bench-shards: ## Measure two providers with half of the fleet each, beside one (BENCH_SHARDS_ALONE=true: without).
 	$(FLEET) -- --scenario shards $(MACHINES)

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use cmi_simulated::{CallLine, Phase};
+use cmi_simulated::{CallLine, CloudConsole, Phase};
 use management_cluster::{ManagementCluster, Process};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
@@ -44,6 +44,7 @@ pub struct Cloud {
     pub drivers: PathBuf,
     /// The process of the driver, if it is not the provider's.
     pub plugin: Option<Measured>,
+    state: PathBuf,
     faults: PathBuf,
     calls: Option<PathBuf>,
 }
@@ -73,9 +74,15 @@ impl Cloud {
         Ok(Self {
             drivers,
             plugin,
+            state: file("cloud.jsonl"),
             faults: file("faults.json"),
             calls,
         })
+    }
+
+    /// The console of the cloud.
+    pub fn console(&self) -> Result<CloudConsole> {
+        CloudConsole::open(&self.state).context("opening the console of the cloud")
     }
 
     /// Makes every create take so long from now on. Zero removes the delay.

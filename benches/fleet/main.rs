@@ -10,6 +10,7 @@ mod bare;
 mod bring_up;
 mod cloud;
 mod counts;
+mod drift;
 mod floor;
 mod http2;
 mod latency;
@@ -100,6 +101,8 @@ enum Scenario {
     BringUp,
     /// The same without floors, compared with the expected counts.
     Counts,
+    /// 1 % of the VMs change their address each minute.
+    Drift,
     /// How soon the driver is called while creates wait for it.
     Latency,
     /// Two providers with half of the fleet each.
@@ -131,6 +134,7 @@ fn main() -> Result<()> {
         match args.scenario {
             Scenario::BringUp => bring_up::measure(&args).await,
             Scenario::Counts => counts::check(&args).await,
+            Scenario::Drift => drift::measure(&args).await,
             Scenario::Latency => latency::measure(&args).await,
             Scenario::Shards => shards::measure(&args).await,
             Scenario::Profile => profile::record(&args).await,
