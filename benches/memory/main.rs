@@ -130,6 +130,7 @@ async fn measure(part: Part, size: usize) -> Result<Resident> {
         cluster_concurrency: 4,
         template_concurrency: 4,
         inventory_interval: Duration::from_hours(1),
+        max_refreshed_machines: 0,
         driver_unreachable_grace: Duration::from_mins(1),
         orphans: OrphanOptions::default(),
         remediation: true,

@@ -46,6 +46,10 @@ pub const OWN_ANNOTATIONS: [&str; 2] = [VM_RECORD, PROGRESS];
 /// claim the VM of another cluster, or make the provider forget a VM.
 pub const RESERVED_ANNOTATIONS: [&str; 5] = [VM_RECORD, CLUSTER_ID, FORCE_DELETE, ADOPT, DELETE_FOR_MOVE];
 
+/// Annotation of an InfraMachine, set by a user: each new value makes the provider look up the VM, and
+/// publish its addresses and power state.
+pub const REFRESH: &str = "infrastructure.capcmi.io/refresh";
+
 /// Annotation, any value: the object is paused.
 pub const PAUSED: &str = "cluster.x-k8s.io/paused";
 /// Annotation, any value: `clusterctl move` sets it on an object that already exists at the target, before it
@@ -73,7 +77,13 @@ mod tests {
             include_str!("../../docs/reference/api.md"),
             include_str!("../../docs/internals/security.md"),
         );
-        let of_remediations = [RESTARTS, RESTART_ISSUED_AT, VOLUME_DRAIN, VOLUME_DRAIN_HOOK];
+        let of_remediations = [
+            REFRESH,
+            RESTARTS,
+            RESTART_ISSUED_AT,
+            VOLUME_DRAIN,
+            VOLUME_DRAIN_HOOK,
+        ];
         for annotation in OWN_ANNOTATIONS
             .into_iter()
             .chain(RESERVED_ANNOTATIONS)

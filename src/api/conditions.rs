@@ -17,6 +17,8 @@ pub const VIRTUAL_MACHINE_CREATED: &str = "VirtualMachineCreated";
 pub const VIRTUAL_MACHINE_INITIALIZED: &str = "VirtualMachineInitialized";
 /// Whether the VM has the object's provider spec.
 pub const VIRTUAL_MACHINE_UP_TO_DATE: &str = "VirtualMachineUpToDate";
+/// Whether the VM is switched on. Only of machines whose VM was found switched off once.
+pub const VIRTUAL_MACHINE_RUNNING: &str = "VirtualMachineRunning";
 /// Whether the published failure domains are the driver's current failure domains.
 pub const FAILURE_DOMAINS_UP_TO_DATE: &str = "FailureDomainsUpToDate";
 /// Whether `clusterctl move` moves the Secret with the credentials. Only of machines whose

@@ -57,6 +57,9 @@ reasons! {
     INITIALIZED = "Initialized",
         "The driver has initialized the VM.",
         None;
+    RUNNING = "Running",
+        "The VM is switched on.",
+        None;
     UP_TO_DATE = "UpToDate",
         "The VM has the provider spec that the object asks for, or the failure domains match the driver's.",
         None;
@@ -170,6 +173,10 @@ reasons! {
         "The driver confirmed that the VM no longer exists, although its machine was not deleted.",
         Some("Find out at the back end what deleted the VM. Delete the Machine to replace it, unless a \
             MachineHealthCheck does.");
+    POWERED_OFF = "PoweredOff",
+        "The VM exists and is switched off, by its guest or at the back end.",
+        Some("Start it at the back end, or delete the Machine to replace it. With `spec.powerPolicy: AlwaysOn` \
+            the provider starts it.");
     VIRTUAL_MACHINE_FAILED = "VirtualMachineFailed",
         "The driver reports that the VM failed and will not run again.",
         Some("Delete the Machine to replace it, unless a MachineHealthCheck does.");

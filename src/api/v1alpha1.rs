@@ -15,7 +15,7 @@ pub use infra_cluster::{
 };
 pub use infra_machine::{
     InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus, LastOperation,
-    MachineAddress, NotReadyTaint, OperationState, OperationType, SecretReference,
+    MachineAddress, NotReadyTaint, OperationState, OperationType, PowerPolicy, SecretReference,
 };
 pub use remediation::{
     InfraMachineRemediation, InfraMachineRemediationSpec, InfraMachineRemediationStatus,

@@ -77,9 +77,17 @@ pub async fn capabilities(
     driver: &ConfiguredDriver,
     requester: &str,
 ) -> Result<Option<Arc<Capabilities>>, Status> {
-    let permit = driver.acquire(Priority::Upkeep, requester).await;
-    let capabilities = permit.fetch_capabilities().await?;
+    let capabilities = declared(driver, requester).await?;
     Ok(Some(capabilities).filter(|capabilities| capabilities.supports(Operation::ListMachines)))
+}
+
+/// Returns the capabilities of a driver.
+///
+/// # Errors
+/// The error of the driver.
+pub async fn declared(driver: &ConfiguredDriver, requester: &str) -> Result<Arc<Capabilities>, Status> {
+    let permit = driver.acquire(Priority::Upkeep, requester).await;
+    permit.fetch_capabilities().await
 }
 
 /// Lists all VMs of a class. Its Secret is in this namespace.

@@ -1,8 +1,10 @@
-//! Finds missing VMs with one list per driver and class at an interval, instead of a call per machine.
+//! Finds missing and changed VMs with one list per driver and class at an interval, instead of a call per
+//! machine.
 //!
 //! It deletes and writes nothing. It passes the result of a list to the reconciler of a machine, which asks
 //! the driver about the VM.
 
+mod drift;
 mod groups;
 mod hanging_lists;
 mod plan;
@@ -15,14 +17,17 @@ use kube::Client;
 use kube_fleet::Entry;
 use tokio::time::Instant;
 
+use self::drift::{Compared, differs};
+pub use self::groups::is_paused;
 use self::groups::{Group, Groups};
 use self::hanging_lists::HangingLists;
 pub use self::plan::Presence;
 use self::plan::{Absences, Expected, List, compare};
+use crate::api::addresses::AddressRules;
 use crate::driver::listing::{self, ListError};
 use crate::driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::reconcile::caches::{CachedMachine, Caches};
-use cmi_driver::ListedMachine;
+use cmi_driver::{ListedMachine, Operation};
 
 /// The inputs of a scan of the drivers' VMs.
 pub struct Context {
@@ -72,6 +77,7 @@ async fn scan_periodically(
 #[derive(Default)]
 struct ListState {
     absences: Absences,
+    compared: Compared,
     groups: Groups,
 }
 
@@ -79,6 +85,8 @@ struct ListState {
 pub enum ListResult<'a> {
     /// The list contradicts the recorded state of a machine.
     Contradicted(&'a CachedMachine, Presence),
+    /// The list shows another address or power state than the status of a machine.
+    Changed(&'a CachedMachine),
     /// The list confirms the recorded state of these machines, by UID.
     Confirmed(&'a HashSet<u64>),
 }
@@ -101,6 +109,8 @@ async fn scan(
     let window = capabilities.consistency_window;
     let alive: HashSet<_> = groups.values().flatten().map(Entry::uid).collect();
     known.absences.retain(|uid, _| alive.contains(uid));
+    known.compared.retain(&alive);
+    let shows_state = capabilities.list_has_state && capabilities.supports(Operation::GetMachineStatus);
     // Spread the lists of a driver over time.
     let pause = interval / SPREAD / u32::try_from(groups.len()).unwrap_or(u32::MAX).max(1);
     let mut hanging = HangingLists::default();
@@ -114,10 +124,11 @@ async fn scan(
         }
         // A failing class must not block the others (CTL-LM-03).
         let requested_at = Instant::now();
-        let Some(ids) = list(ctx, driver, &group).await else {
+        let Some(vms) = list(ctx, driver, &group).await else {
             hanging.record(&group.namespace, requested_at.elapsed());
             continue;
         };
+        let ids = vms.keys().copied().collect();
         let list = List {
             ids: &ids,
             requested_at,
@@ -133,6 +144,9 @@ async fn scan(
                 None => {}
                 Some(Presence::Unchanged) => {
                     confirmed.insert(machine.uid());
+                    if shows_state && is_changed(caches, machine, &vms, &mut known.compared) {
+                        report(ListResult::Changed(machine));
+                    }
                 }
                 Some(presence @ (Presence::Missing | Presence::Back)) => {
                     tracing::info!(
@@ -161,14 +175,40 @@ fn leave_out_changed(caches: &Caches, machines: &mut Vec<CachedMachine>, absence
     });
 }
 
-/// The hashed ids of all VMs of a class. `None` if the list fails; a failed list proves nothing.
-async fn list(ctx: &Context, driver: &ConfiguredDriver, group: &Group) -> Option<HashSet<u64>> {
+/// Whether the list shows another state of a VM than the status of its machine.
+fn is_changed(
+    caches: &Caches,
+    machine: &CachedMachine,
+    vms: &HashMap<u64, ListedMachine>,
+    compared: &mut Compared,
+) -> bool {
+    let vm = machine.external_id().and_then(|id| vms.get(&id));
+    let Some(vm) = vm.filter(|_| !machine.facts().has_vanished) else {
+        return false;
+    };
+    let labelled = machine.facts().cluster.as_deref();
+    let cluster = labelled.and_then(|name| caches.cluster(machine.key().namespace(), name));
+    let rules = cluster.map_or_else(AddressRules::default, |cluster| AddressRules::of(&cluster));
+    let differs = || {
+        let object = machine.object();
+        let infra = object.as_deref().and_then(|object| object.0.as_ref().ok());
+        infra.is_some_and(|infra| differs(infra.status.as_ref(), vm, &rules))
+    };
+    compared.is_due((machine.uid(), machine.version()), &rules, vm, differs)
+}
+
+/// The VMs of a class by their hashed ids. `None` if the list fails; a failed list proves nothing.
+async fn list(
+    ctx: &Context,
+    driver: &ConfiguredDriver,
+    group: &Group,
+) -> Option<HashMap<u64, ListedMachine>> {
     let listed = listing::list(&ctx.client, driver, REQUESTER, &group.namespace, &group.class);
     match listed.await {
         Ok(machines) => {
             let number =
-                |machine: &ListedMachine| ctx.caches.infra_machines.number(&machine.provider_id.to_string());
-            Some(machines.iter().map(number).collect())
+                |machine: &ListedMachine| ctx.caches.infra_machines.number(machine.provider_id.as_str());
+            Some(machines.into_iter().map(|vm| (number(&vm), vm)).collect())
         }
         // If the driver turns out not to support lists, the feature is off, without a warning (CTL-LM-12).
         Err(ListError::NotSupported) => None,

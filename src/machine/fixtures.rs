@@ -21,7 +21,7 @@ use crate::api::conditions::{self, ConditionStatus};
 use crate::api::identity::{self, MadeFrom, VmRecord, VmState};
 use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus, LastOperation,
-    OperationState, OperationType, SecretReference,
+    OperationState, OperationType, PowerPolicy, SecretReference,
 };
 use crate::api::{GROUP, MACHINE_FINALIZER, annotations};
 use crate::driver::{DriverState, KnownDriver, ResolveError, StableReachability};
@@ -242,6 +242,11 @@ impl MachineFixture {
                     provisioned: Some(true),
                 });
             })
+    }
+
+    pub fn always_on(mut self) -> Self {
+        self.0.spec.power_policy = Some(PowerPolicy::AlwaysOn);
+        self
     }
 
     pub fn power(self, state: &str) -> Self {
@@ -556,6 +561,13 @@ impl World {
     pub fn resting(mut self, seconds: u64) -> Self {
         let until = self.instant + Duration::from_secs(seconds);
         self.state.presence = Some(Presence::UnsettledUntil(until));
+        self
+    }
+
+    /// Lets the driver have been asked to start the VM this many seconds ago.
+    pub fn started(mut self, seconds: u64) -> Self {
+        self.state.started = Some(self.instant);
+        self.instant += Duration::from_secs(seconds);
         self
     }
 

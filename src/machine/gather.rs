@@ -14,6 +14,7 @@ use super::outcome::Outcome;
 use super::plan::{Observed, Owner, ProviderIdConflict, restored};
 use super::runtime_state::RetryCondition;
 use super::status::RetryTiming;
+use crate::api::addresses::AddressRules;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::identity::Adoption;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
@@ -22,7 +23,7 @@ use crate::api::{ObjectMetaExt as _, annotations};
 use crate::driver::resolution::driver_of;
 use crate::driver::{ConfiguredDriver, DriverState, ResolveError};
 use crate::reconcile::caches::machine_owner;
-use cmi_driver::{Operation, ProviderSpec};
+use cmi_driver::{Capabilities, Operation, ProviderSpec};
 
 #[cfg(test)]
 mod tests;
@@ -127,6 +128,12 @@ impl Gathered {
         Some((unpublished, timing))
     }
 
+    /// The rules for the addresses of the machine.
+    pub fn address_rules(&self) -> AddressRules {
+        let cluster = self.observed.cluster.as_deref();
+        cluster.map_or_else(AddressRules::default, AddressRules::of)
+    }
+
     /// The name of the Secret with the bootstrap data, if known.
     pub fn bootstrap_secret(&self) -> Option<&str> {
         match &self.observed.owner {
@@ -137,9 +144,15 @@ impl Gathered {
 
     /// Returns whether the driver is known to support looking up a single VM.
     pub fn can_ask(&self) -> bool {
+        let capabilities = self.capabilities();
+        capabilities.is_some_and(|capabilities| capabilities.supports(Operation::GetMachineStatus))
+    }
+
+    /// The capabilities of the driver, if known.
+    pub fn capabilities(&self) -> Option<&Capabilities> {
         match &self.observed.driver {
-            Ok(DriverState::Known(known)) => known.capabilities.supports(Operation::GetMachineStatus),
-            Ok(DriverState::Unknown(_) | DriverState::Pending) | Err(_) => false,
+            Ok(DriverState::Known(known)) => Some(&known.capabilities),
+            Ok(DriverState::Unknown(_) | DriverState::Pending) | Err(_) => None,
         }
     }
 }
@@ -225,11 +238,12 @@ fn inputs(machine: &InfraMachine, owner: Option<&Machine>) -> u64 {
         secret_ref,
         creation_timeout_seconds,
         shutdown_timeout_seconds,
+        power_policy,
         not_ready_taint: _,
     } = &machine.spec;
     let secret = secret_ref.as_ref().map(|secret| &secret.name);
     (driver, provider_spec, secret).hash(&mut hasher);
-    (creation_timeout_seconds, shutdown_timeout_seconds).hash(&mut hasher);
+    (creation_timeout_seconds, shutdown_timeout_seconds, power_policy).hash(&mut hasher);
     machine.metadata.deletion_timestamp.is_some().hash(&mut hasher);
     let annotations = machine.metadata.annotations.iter().flatten();
     annotations

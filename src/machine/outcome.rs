@@ -147,6 +147,15 @@ impl Outcome {
         }
     }
 
+    /// The VM in the driver's answer, if the outcome has one.
+    pub fn vm_mut(&mut self) -> Option<&mut cmi_driver::Machine> {
+        match self {
+            Self::Provisioned(vm) => Some(vm),
+            Self::Failed(failure) => failure.machine.as_mut(),
+            _ => None,
+        }
+    }
+
     /// Returns the driver's last known state from a failed call.
     pub fn last_known_state(&self) -> Option<&LastKnownState> {
         match self {

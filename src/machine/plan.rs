@@ -5,6 +5,7 @@
 mod adoption;
 mod deletion;
 mod kinds;
+mod power;
 mod provisioned;
 #[cfg(test)]
 mod tests;
@@ -22,7 +23,7 @@ pub use self::kinds::{
     Adopt, Delete, DriverPlan, Initialize, PendingCreate, Plan, Provision, Refresh, RequiredPolicyCheck,
     ShutDown, Update,
 };
-pub use self::waits::{is_unsettled, restored, settling_poll_interval};
+pub use self::waits::{address_poll_interval, is_unsettled, restored, settling_poll_interval};
 
 use self::adoption::{obstacle, plan_adoption};
 use self::deletion::{pending_create, plan_deletion};
@@ -421,6 +422,7 @@ fn plan_known(
         look_up: made.provider_spec.clone(),
         provider_id,
         initialize: Initialize::OnTheWayUp,
+        start: false,
     }))
     .into()
 }

@@ -13,9 +13,10 @@ use super::Context;
 use super::gather::Gathered;
 use super::object::Object;
 use super::outcome::{Outcome, RetryTrigger};
-use super::plan::{is_unsettled, settling_poll_interval};
+use super::plan::{address_poll_interval, is_unsettled, settling_poll_interval};
 use super::runtime_state::{LookUpHint, Retry, RetryCondition, UnimplementedCall};
 use super::status::{self, RetryTiming};
+use crate::api::addresses;
 use crate::api::retry::jitter;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::api::wall_clock;
@@ -31,8 +32,11 @@ pub async fn publish(
     before: &InfraMachine,
     object: &mut Object<'_>,
     gathered: &Gathered,
-    outcome: Outcome,
+    mut outcome: Outcome,
 ) -> Result<Action, Error> {
+    if let Some(vm) = outcome.vm_mut() {
+        vm.addresses = gathered.address_rules().select(&vm.addresses);
+    }
     let outcome = Arc::new(outcome);
     // Recorded before any write, because a write may fail, and the call must not be repeated early.
     let timing = record_failure(ctx, before, gathered, &outcome, Some(&outcome));
@@ -51,7 +55,7 @@ pub fn record_failure(
     unpublished: Option<&Arc<Outcome>>,
 ) -> RetryTiming {
     let attempts = gathered.attempts(before);
-    let wait = wait(before, outcome, attempts);
+    let wait = wait(before, gathered, outcome, attempts);
     if let Some(retry) = retry_of(gathered, outcome, attempts, wait) {
         let uid = before.metadata.uid();
         let unpublished = unpublished.map(Arc::clone);
@@ -118,7 +122,7 @@ fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a cmi_d
 }
 
 /// Returns when to requeue the machine if nothing changes earlier.
-fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Duration> {
+fn wait(before: &InfraMachine, gathered: &Gathered, outcome: &Outcome, attempts: u32) -> Option<Duration> {
     let uid = before.metadata.uid();
     match outcome {
         Outcome::Blocked(block) => block.requeue_after,
@@ -131,8 +135,8 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
         Outcome::Waiting(requeue_after)
         | Outcome::Refused { requeue_after, .. }
         | Outcome::UpToDate { requeue_after, .. } => *requeue_after,
-        Outcome::Provisioned(vm) if vm.power_state == Some(PowerState::Starting) => {
-            Some(settling_poll_interval(before, wall_clock::now()))
+        Outcome::Provisioned(vm) if let Some(interval) = poll_interval(before, gathered, vm) => {
+            Some(interval)
         }
         // The look-up came first, and the remaining steps follow now.
         Outcome::Provisioned(_) if before.is_provisioned() => Some(Duration::ZERO),
@@ -151,6 +155,18 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
         | Outcome::Gone
         | Outcome::RemoveFinalizer(_) => None,
     }
+}
+
+/// Returns the interval until the next poll of a VM that is starting, or has no IP address yet.
+fn poll_interval(before: &InfraMachine, gathered: &Gathered, vm: &cmi_driver::Machine) -> Option<Duration> {
+    let now = wall_clock::now();
+    let is_starting = vm.power_state == Some(PowerState::Starting);
+    let starting = is_starting.then(|| settling_poll_interval(before, now));
+    let capabilities = gathered
+        .capabilities()
+        .filter(|_| !addresses::include_ip(&vm.addresses));
+    let address = capabilities.and_then(|capabilities| address_poll_interval(before, capabilities, now));
+    starting.into_iter().chain(address).min()
 }
 
 /// Returns when a failed call may be retried. Returns `None` if there is no wait.

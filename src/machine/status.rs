@@ -5,16 +5,18 @@ use std::time::Duration;
 use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use crate::api::addresses;
 use crate::api::conditions::{
     self, CREDENTIALS_MOVABLE, ConditionStatus, DELETING, DRIVER_REACHABLE, PAUSED, READY, Setter,
-    VIRTUAL_MACHINE_CREATED, VIRTUAL_MACHINE_INITIALIZED, VIRTUAL_MACHINE_UP_TO_DATE, reason,
+    VIRTUAL_MACHINE_CREATED, VIRTUAL_MACHINE_INITIALIZED, VIRTUAL_MACHINE_RUNNING,
+    VIRTUAL_MACHINE_UP_TO_DATE, reason,
 };
 use crate::api::identity;
 use crate::api::labels;
 use crate::api::retry::LONG_WAIT;
 use crate::api::v1alpha1::{
-    InfraMachine, InfraMachineInitialization, InfraMachineStatus, LastOperation, MachineAddress,
-    OperationState, OperationType,
+    InfraMachine, InfraMachineInitialization, InfraMachineStatus, LastOperation, OperationState,
+    OperationType,
 };
 use crate::api::wall_clock;
 use crate::api::wall_clock::elapsed;
@@ -29,9 +31,6 @@ mod in_progress;
 mod tests;
 
 pub use in_progress::in_progress;
-
-/// Cluster API's limit for the number of addresses.
-const MAX_ADDRESSES: usize = 256;
 
 /// The maximum length of a Node name.
 const MAX_NODE_NAME: usize = 253;
@@ -343,6 +342,7 @@ impl Draft<'_> {
             provisioned: Some(true),
         });
         self.describe(vm);
+        self.running(vm.power_state);
         self.mark_true(VIRTUAL_MACHINE_CREATED, reason::CREATED);
         self.mark_true(VIRTUAL_MACHINE_INITIALIZED, reason::INITIALIZED);
         self.reachable();
@@ -358,19 +358,33 @@ impl Draft<'_> {
         }
     }
 
+    /// Reports a VM that is switched off, and one that is on again. `Ready` stays, because an operator may
+    /// have switched the VM off.
+    fn running(&mut self, power: Option<PowerState>) {
+        let type_ = VIRTUAL_MACHINE_RUNNING;
+        let was_off = conditions::get(&self.status.conditions, type_).is_some();
+        match power {
+            Some(PowerState::Stopped) => {
+                self.mark_false(type_, reason::POWERED_OFF, "the VM is switched off");
+            }
+            Some(PowerState::Running) if was_off => self.mark_true(type_, reason::RUNNING),
+            Some(PowerState::Failed) => self.forget_power(),
+            Some(PowerState::Running | PowerState::Starting | PowerState::Stopping) | None => {}
+        }
+    }
+
+    /// Drops the report about a VM that will not run again.
+    fn forget_power(&mut self) {
+        let conditions = &mut self.status.conditions;
+        conditions.retain(|shown| shown.type_ != VIRTUAL_MACHINE_RUNNING);
+    }
+
     fn describe(&mut self, vm: &cmi_driver::Machine) {
         // Values that violate the schema are left out, so that the rest of the status can be written.
         if (1..=MAX_NODE_NAME).contains(&vm.node_name.len()) {
             self.status.node_name = Some(vm.node_name.clone());
         }
-        if !vm.addresses.is_empty() {
-            self.status.addresses = vm
-                .addresses
-                .iter()
-                .take(MAX_ADDRESSES)
-                .filter_map(address)
-                .collect();
-        }
+        self.status.addresses = addresses::merged(&self.status.addresses, &vm.addresses, vm.power_state);
         // Without a reported power state, the VM does not count as starting.
         let before = self
             .status
@@ -496,6 +510,7 @@ impl Draft<'_> {
             "the driver confirmed that VM `{id}` no longer exists; it is not created again for this Machine"
         );
         self.status.power_state = None;
+        self.forget_power();
         self.reachable();
         self.mark_false(READY, reason::VIRTUAL_MACHINE_VANISHED, &message);
     }
@@ -530,21 +545,4 @@ impl Draft<'_> {
             self.now,
         ));
     }
-}
-
-fn address(address: &cmi_driver::Address) -> Option<MachineAddress> {
-    let type_ = match address.kind {
-        cmi_driver::AddressType::Hostname => "Hostname",
-        cmi_driver::AddressType::ExternalIP => "ExternalIP",
-        cmi_driver::AddressType::InternalIP => "InternalIP",
-        cmi_driver::AddressType::ExternalDNS => "ExternalDNS",
-        cmi_driver::AddressType::InternalDNS => "InternalDNS",
-    };
-    // Cluster API would refuse all addresses because of one invalid address.
-    (1..=256)
-        .contains(&address.address.len())
-        .then(|| MachineAddress {
-            type_: type_.to_owned(),
-            address: address.address.clone(),
-        })
 }

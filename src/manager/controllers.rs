@@ -40,7 +40,7 @@ use crate::cluster::{self, template};
 use crate::driver::ConfiguredDrivers;
 use crate::fleet::inventory::{ListResult, Presence};
 pub use crate::fleet::orphans::Options as OrphanOptions;
-use crate::fleet::{inventory, orphans};
+use crate::fleet::{inventory, orphans, refresh};
 use crate::machine;
 use crate::machine::LookUpHint;
 use crate::manager::tasks::Task;
@@ -48,7 +48,7 @@ use crate::nodes::not_ready_taint::ChangedNodes;
 use crate::nodes::volume_drain::WorkloadOutages;
 use crate::nodes::workload_cluster::{Dial, WorkloadClusters};
 use crate::nodes::{not_ready_taint, remediation, volume_drain};
-use crate::reconcile::caches::{Caches, ClusterIds};
+use crate::reconcile::caches::{CachedMachine, Caches, ClusterIds};
 use crate::reconcile::{Enqueue, Reconciler};
 use crate::telemetry::metrics::{ControllerName, MachineCount, MachinePhase, Metrics};
 
@@ -81,6 +81,8 @@ pub struct Options {
     pub template_concurrency: u16,
     /// The interval between two lists of a driver's VMs.
     pub inventory_interval: Duration,
+    /// The most machines of a driver that are looked up one by one, where its lists have no state of VMs.
+    pub max_refreshed_machines: usize,
     /// How long a driver has to be unreachable, or reachable again, before that is reported.
     pub driver_unreachable_grace: Duration,
     /// How to treat VMs without an InfraMachine.
@@ -460,9 +462,12 @@ impl Controllers {
 
     /// The work of the leader that reconciles no object.
     fn background(self: &Arc<Self>) -> Vec<Task> {
-        let [inventory, orphans, drivers, creates] = [(); 4].map(|()| Arc::clone(self));
+        let [inventory, refresh, orphans, drivers, creates] = [(); 5].map(|()| Arc::clone(self));
         vec![
             Task::new("the inventory", async move { inventory.run_inventory().await }),
+            Task::new("the refresh of machines", async move {
+                refresh.run_refresh().await;
+            }),
             Task::new("the orphan scan", async move { orphans.run_orphans().await }),
             Task::new("the reachability of drivers", async move {
                 drivers.follow_drivers().await;
@@ -541,34 +546,48 @@ impl Controllers {
     }
 
     async fn run_inventory(&self) {
-        let context = inventory::Context {
+        let states = Arc::clone(&self.machine_context);
+        let (cache, look_up) = (self.caches.infra_machines.clone(), self.look_up());
+        let report = move |result: ListResult<'_>| match result {
+            ListResult::Contradicted(machine, Presence::Missing) => look_up(machine, LookUpHint::Missing),
+            ListResult::Contradicted(machine, Presence::Back) => look_up(machine, LookUpHint::Back),
+            ListResult::Contradicted(_, Presence::Unchanged) => {}
+            ListResult::Changed(machine) => look_up(machine, LookUpHint::Signal),
+            ListResult::Confirmed(confirmed) => {
+                let is_confirmed = |uid: &str| confirmed.contains(&cache.number(uid));
+                states.states.drop_list_hints(is_confirmed);
+            }
+        };
+        let interval = self.options.inventory_interval;
+        inventory::run(self.inventory_context(), interval, report).await;
+    }
+
+    async fn run_refresh(&self) {
+        let (context, look_up) = (self.inventory_context(), self.look_up());
+        let look_up = move |machine: &CachedMachine| look_up(machine, LookUpHint::Signal);
+        refresh::run(context, self.options.max_refreshed_machines, look_up).await;
+    }
+
+    fn inventory_context(&self) -> inventory::Context {
+        inventory::Context {
             client: self.client.clone(),
             caches: self.caches.clone(),
             drivers: self.drivers.clone(),
-        };
-        let (queue, machine_context) = (
+        }
+    }
+
+    /// Returns a function that makes the reconcile of a machine look up its VM.
+    fn look_up(&self) -> impl Fn(&CachedMachine, LookUpHint) + Send + Sync + 'static {
+        let (queue, context) = (
             self.infra_machine_queue.clone(),
             Arc::clone(&self.machine_context),
         );
-        let cache = self.caches.infra_machines.clone();
-        let report = move |result: ListResult<'_>| match result {
-            ListResult::Contradicted(machine, presence) => {
-                let hint = match presence {
-                    Presence::Missing => LookUpHint::Missing,
-                    Presence::Back => LookUpHint::Back,
-                    Presence::Unchanged => return,
-                };
-                if let Some(object) = machine.object() {
-                    machine_context.states.hint(object.meta().uid(), hint);
-                    queue.enqueue_key(machine.key().clone());
-                }
+        move |machine, hint| {
+            if let Some(object) = machine.object() {
+                context.states.hint(object.meta().uid(), hint);
+                queue.enqueue_key(machine.key().clone());
             }
-            ListResult::Confirmed(confirmed) => {
-                let is_confirmed = |uid: &str| confirmed.contains(&cache.number(uid));
-                machine_context.states.drop_list_hints(is_confirmed);
-            }
-        };
-        inventory::run(context, self.options.inventory_interval, report).await;
+        }
     }
 
     async fn forget_answered_creates(&self) {

@@ -65,6 +65,7 @@ async fn setup() -> Setup {
             template_concurrency: 1,
             cluster_concurrency: 1,
             inventory_interval: Duration::from_mins(1),
+            max_refreshed_machines: 1000,
             remediation: false,
             volume_drain: false,
             driver_unreachable_grace: Duration::from_mins(1),

@@ -3,15 +3,13 @@
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions::{DRIVER_REACHABLE, READY};
 use capcmi::api::v1alpha1::InfraMachine;
-use capcmi::api::wall_clock;
 use cmi_driver::Operation;
 use cmi_simulated::{Condition, VmId};
-use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use std::time::Duration;
 
 use crate::support::by_hand::{condition, is_provisioned, message, says};
-use crate::support::fleet::objects;
+use crate::support::fleet::node_is;
 use crate::support::{ByHand, Cloud, Provider, Stage, World};
 
 /// Many times as long as the grace of an outage and the interval of the inventory, which are a second.
@@ -167,18 +165,5 @@ async fn a_node_silent_since_before_the_start_has_the_driver_asked() -> Result<(
     let _second = provider.start(&world).await?;
     let has_failed = |machine: &InfraMachine| says(machine, READY, "False", "VirtualMachineFailed");
     machine.until("a VM that failed", has_failed).await?;
-    Ok(())
-}
-
-/// Reports on a Machine, as Cluster API does, whether its Node is healthy.
-async fn node_is(world: &World, name: &str, healthy: &str) -> Result<()> {
-    let now = wall_clock::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-    let status = json!({"status": {"nodeRef": {"name": name}, "conditions": [{
-        "type": "NodeHealthy", "status": healthy, "reason": "Test", "message": "",
-        "lastTransitionTime": now,
-    }]}});
-    objects(world, "cluster.x-k8s.io", "v1beta2", "Machine")
-        .patch_status(name, &PatchParams::default(), &Patch::Merge(status))
-        .await?;
     Ok(())
 }

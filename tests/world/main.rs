@@ -38,4 +38,5 @@ mod stale_cache;
 mod support;
 mod update;
 mod visibility;
+mod vm_state;
 mod volume_drain;

@@ -171,6 +171,12 @@ pub struct InfraMachineSpec {
     #[garde(range(min = 0, max = 86400))]
     pub shutdown_timeout_seconds: Option<i32>,
 
+    /// AlwaysOn starts the VM again when it is found switched off, at most every 5 minutes. Requires a driver
+    /// that implements RestartMachine. Without this field, the provider starts no existing VM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[garde(skip)]
+    pub power_policy: Option<PowerPolicy>,
+
     /// Taint that keeps workload off the Node until the VM is initialized. The kubelet must register with it;
     /// the provider never adds it, and removes it once after the initialization. Without this field, the
     /// provider touches no Node.
@@ -370,6 +376,13 @@ pub struct MachineAddress {
     pub address: String,
 }
 
+/// When the provider starts a VM that is switched off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
+pub enum PowerPolicy {
+    /// Whenever it is found switched off.
+    AlwaysOn,
+}
+
 /// Type of an operation on a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 pub enum OperationType {
@@ -456,6 +469,7 @@ mod tests {
             secret_ref: Some(SecretReference::default()),
             creation_timeout_seconds: Some(0),
             shutdown_timeout_seconds: Some(-1),
+            power_policy: None,
             not_ready_taint: Some(NotReadyTaint {
                 key: "node.kubernetes.io/unreachable".to_owned(),
             }),

@@ -13,7 +13,7 @@ use cmi_driver::{Capabilities, JsonPointer, ProviderSpec};
 /// The field that the driver interprets.
 const PROVIDER_SPEC: &str = "providerSpec";
 /// Fields that only the provider reads, each time that it needs them.
-const READ_WHEN_NEEDED: [&str; 2] = ["creationTimeoutSeconds", "shutdownTimeoutSeconds"];
+const READ_WHEN_NEEDED: [&str; 3] = ["creationTimeoutSeconds", "powerPolicy", "shutdownTimeoutSeconds"];
 
 /// The differences between two specs.
 #[derive(Clone, Debug, PartialEq)]
@@ -275,7 +275,7 @@ mod tests {
         json!({
             "providerID": "sim://1", "driver": "pool", "secretRef": {"name": "a"},
             "creationTimeoutSeconds": 5,
-            "shutdownTimeoutSeconds": 6, "notReadyTaint": {"key": "a/b"},
+            "shutdownTimeoutSeconds": 6, "powerPolicy": "AlwaysOn", "notReadyTaint": {"key": "a/b"},
             "providerSpec": {"size": "small", "labels": {"tier": "gold"}},
         })
     }
@@ -284,7 +284,7 @@ mod tests {
     fn only_what_is_known_to_be_updatable_is_patched() {
         let new = json!({
             "providerID": "sim://2", "driver": "other", "secretRef": {"name": "b"},
-            "creationTimeoutSeconds": 7,
+            "creationTimeoutSeconds": 7, "powerPolicy": "AlwaysOn",
             "notReadyTaint": {"key": "c/d"}, "new": true,
             "providerSpec": {"size": "large", "labels": {"tier": "silver", "more": "yes"}},
         });
@@ -314,6 +314,7 @@ mod tests {
                 json!({"providerSpec": {"labels": {"a/b": "3"}}}),
             ),
             (json!({"shutdownTimeoutSeconds": 1}), json!({})),
+            (json!({}), json!({"powerPolicy": "AlwaysOn"})),
             (json!({"providerSpec": {"a": null}}), json!({"providerSpec": {}})),
             (json!({"providerSpec": {}}), json!({})),
         ] {

@@ -3,10 +3,13 @@
 use super::initialize::PresentVm;
 use super::look_up::LookUpResult;
 use super::{ExecuteError, Executor};
+use crate::api::identity;
 use crate::api::retry::Call;
+use crate::apiserver::NewEvent;
+use crate::driver::VM_LOCK_WAIT;
 use crate::machine::outcome::Outcome;
 use crate::machine::plan::{Initialize, Refresh};
-use cmi_driver::Operation;
+use cmi_driver::{Machine, MachineClass, MachineRef, Operation, PowerState, RestartMachineRequest};
 
 impl Executor<'_, '_, '_> {
     /// Reads the status of a VM whose id is known. Never leads to a create.
@@ -19,6 +22,9 @@ impl Executor<'_, '_, '_> {
             LookUpResult::Present(PresentVm::ToInitialize(_)) if plan.initialize == Initialize::Never => {
                 Ok(Outcome::NotSupported(Operation::InitializeMachine))
             }
+            LookUpResult::Present(PresentVm::Initialized(machine)) if plan.start && is_off(&machine) => {
+                Ok(self.start(class, machine).await)
+            }
             LookUpResult::Present(vm) => self.finish(class, vm).await,
             LookUpResult::Absent => Ok(self.gone_or_behind(plan.provider_id)),
             LookUpResult::CannotLook if plan.initialize == Initialize::OnTheWayUp => {
@@ -28,4 +34,39 @@ impl Executor<'_, '_, '_> {
             LookUpResult::Failed(failure) => Ok(failure.into()),
         }
     }
+
+    /// Starts the machine's own VM, which a look-up has just found switched off. A failure is reported as an
+    /// event, and the next attempt comes later.
+    ///
+    /// The lock keeps remediation from restarting the VM during the call.
+    async fn start(&mut self, class: MachineClass, mut machine: Machine) -> Outcome {
+        let uid = self.object.uid().to_owned();
+        let Some(_lock) = self.permit.configured_driver().try_lock_vm(&uid) else {
+            return Outcome::Waiting(Some(VM_LOCK_WAIT));
+        };
+        self.ctx.states.starting(&uid);
+        let request = RestartMachineRequest {
+            machine: MachineRef::new(self.object.name(), class),
+            provider_id: machine.provider_id.clone(),
+            last_known_state: identity::last_known_state(self.object.get()),
+        };
+        match self.permit.driver().restart_machine(request).await {
+            Ok(()) => machine.power_state = Some(PowerState::Starting),
+            Err(status) => {
+                let event = NewEvent {
+                    warning: true,
+                    reason: status.code().name().to_owned(),
+                    action: Operation::RestartMachine.name(),
+                    // The driver's message may quote bootstrap data.
+                    note: format!("cannot start the VM: RestartMachine answered {}", status.code()),
+                };
+                self.ctx.events.record(self.object.get(), event).await;
+            }
+        }
+        Outcome::Provisioned(Box::new(machine))
+    }
+}
+
+fn is_off(machine: &Machine) -> bool {
+    machine.power_state == Some(PowerState::Stopped)
 }

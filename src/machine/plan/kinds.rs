@@ -160,6 +160,8 @@ pub struct Refresh {
     pub provider_id: ProviderId,
     /// When to initialize the VM.
     pub initialize: Initialize,
+    /// Whether to start the VM if it is switched off.
+    pub start: bool,
 }
 
 /// When to initialize a VM whose id is known.

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::waits::{is_unsettled, lacks, look_up_wait, retry_wait, until_settling};
+use super::power::{is_off, wait_before_start};
+use super::waits::{address_poll_interval, is_unsettled, lacks, look_up_wait, retry_wait, until_settling};
 use super::{DriverPlan, Initialize, Observed, Plan, Refresh, Update};
 use crate::api::conditions::{self, reason};
 use crate::api::identity::{InvalidSpec, MadeFrom, VmRecord, VmState};
@@ -28,6 +29,8 @@ pub fn plan_provisioned(
     let applied = &made.provider_spec;
     let mut requeue_after = None;
     let lacks_look_up = lacks(observed, Operation::GetMachineStatus);
+    let wait_before_start = wait_before_start(machine, observed, driver, record);
+    let start = wait_before_start == Some(Duration::ZERO);
     let can_look = offers(Operation::GetMachineStatus) && !lacks_look_up;
     // The look-up comes first, because a refused spec or a failed update must not hide a missing VM.
     if can_look {
@@ -37,20 +40,26 @@ pub fn plan_provisioned(
             Initialize::OnRequest
         };
         // Polling does not settle a VM that waits for an unsupported call.
-        let unsettled = is_unsettled(machine) && initialize == Initialize::OnRequest;
+        let awaits_address = address_poll_interval(machine, &driver.capabilities, observed.now).is_some();
+        let unsettled = (is_unsettled(machine) && initialize == Initialize::OnRequest) || awaits_address;
         // An unanswered hint stays, and waits like any failed call.
         let hinted = observed.state.hint.is_some();
         let unanswered =
             look_up_wait(observed).filter(|_| observed.state.hint.is_some_and(|hint| !hint.is_new));
         requeue_after = until_settling(observed).filter(|_| unsettled).or(unanswered);
-        if (hinted && unanswered.is_none()) || (unsettled && requeue_after.is_none()) {
+        let until_start = wait_before_start.max(look_up_wait(observed));
+        let until_start = until_start.filter(|_| wait_before_start.is_some() && is_off(machine));
+        let is_start_due = until_start == Some(Duration::ZERO);
+        if ((hinted || is_start_due) && unanswered.is_none()) || (unsettled && requeue_after.is_none()) {
             return DriverPlan::Refresh(Box::new(Refresh {
                 look_up: applied.clone(),
                 provider_id,
                 initialize,
+                start,
             }))
             .into();
         }
+        requeue_after = requeue_after.into_iter().chain(until_start).min();
     } else {
         match (observed.state.hinted(), machine.has_vanished()) {
             (Some(LookUpHint::Missing), false) => return Outcome::Vanished(provider_id).into(),

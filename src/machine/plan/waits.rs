@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::Observed;
 use crate::api::ObjectMetaExt as _;
+use crate::api::addresses;
 use crate::api::conditions::{self, ConditionStatus};
 use crate::api::retry::{
     BACKOFF_JITTER, FIRST_BACKOFF, MAX_BACKOFF, MAX_REQUESTED_DELAY, MIN_REQUEUE, jitter,
@@ -16,7 +17,7 @@ use crate::api::wall_clock::{elapsed, until};
 use crate::machine::outcome::RetryTrigger;
 use crate::machine::runtime_state::{Retry, RetryCondition, UnimplementedCall};
 use crate::reconcile::Action;
-use cmi_driver::{Code, Operation};
+use cmi_driver::{Capabilities, Code, Operation, PowerState};
 
 /// After a restart, the machines that waited for capacity retry within this time.
 const RECALLED_WITHIN: Duration = Duration::from_secs(10);
@@ -153,6 +154,39 @@ pub fn is_unsettled(machine: &InfraMachine) -> bool {
     })
 }
 
+/// How long a new VM is polled for its first IP address. From then on, lists find it.
+const FIRST_ADDRESS_WITHIN: Duration = Duration::from_mins(15);
+
+/// Returns the interval for polling a VM for its first IP address: the time since its creation, between 2 and
+/// 30 seconds. Returns `None` if the VM is not polled. A driver whose lists have no state may know no
+/// addresses at all.
+pub fn address_poll_interval(
+    machine: &InfraMachine,
+    capabilities: &Capabilities,
+    now: Timestamp,
+) -> Option<Duration> {
+    const FIRST: Duration = Duration::from_secs(2);
+    const LONGEST: Duration = Duration::from_secs(30);
+    let status = machine.status.as_ref();
+    let has_ip = status.is_some_and(|status| addresses::has_ip(&status.addresses));
+    let power = status.and_then(|status| status.power_state.as_deref());
+    let is_off = [PowerState::Stopped, PowerState::Failed].map(PowerState::name);
+    let age = created_for(machine, now).unwrap_or_default();
+    let is_awaited = capabilities.list_has_state
+        && !has_ip
+        && !power.is_some_and(|power| is_off.contains(&power))
+        && !machine.has_vanished()
+        && age < FIRST_ADDRESS_WITHIN;
+    is_awaited.then(|| age.clamp(FIRST, LONGEST))
+}
+
+/// Returns the time since the VM was created.
+fn created_for(machine: &InfraMachine, now: Timestamp) -> Option<Duration> {
+    let conditions = &machine.status.as_ref()?.conditions;
+    let created = conditions::get(conditions, conditions::VIRTUAL_MACHINE_CREATED)?;
+    elapsed(created.last_transition_time.0, now)
+}
+
 /// Returns the time until the next poll of an unsettled VM, and `None` if the poll is due.
 ///
 /// An earlier trigger neither leads to an earlier call nor drops the later call.
@@ -176,10 +210,6 @@ pub fn deletion_poll_interval(deleted_for: Duration, left_to_shut_down: Option<D
 /// Returns the interval for polling an unsettled VM: the time since its creation. A driver that reports
 /// `Starting` forever thus causes few calls.
 pub fn settling_poll_interval(machine: &InfraMachine, now: Timestamp) -> Duration {
-    let created = machine
-        .status
-        .as_ref()
-        .and_then(|status| conditions::get(&status.conditions, conditions::VIRTUAL_MACHINE_CREATED))
-        .and_then(|created| elapsed(created.last_transition_time.0, now));
-    created.unwrap_or_default().clamp(FIRST_BACKOFF, MAX_BACKOFF)
+    let age = created_for(machine, now).unwrap_or_default();
+    age.clamp(FIRST_BACKOFF, MAX_BACKOFF)
 }

@@ -45,13 +45,26 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
                 warning(reason::VIRTUAL_MACHINE_FAILED, "GetMachineStatus", text),
             )
         }
+        Outcome::Provisioned(vm)
+            if before.is_provisioned() && vm.power_state == Some(PowerState::Stopped) =>
+        {
+            let text = format!("VM {} is switched off", vm.provider_id);
+            (
+                is_new(before, conditions::VIRTUAL_MACHINE_RUNNING, reason::POWERED_OFF),
+                warning(reason::POWERED_OFF, "GetMachineStatus", text),
+            )
+        }
         Outcome::Provisioned(vm) if before.is_provisioned() => {
             let text = format!("VM {} is running again", vm.provider_id);
             let was_lost = matches!(
                 ready_reason(before),
                 Some(reason::VIRTUAL_MACHINE_VANISHED | reason::VIRTUAL_MACHINE_FAILED)
             );
-            (was_lost, normal(reason::READY, "GetMachineStatus", text))
+            let was_off = is_powered_off(before) && vm.power_state == Some(PowerState::Running);
+            (
+                was_lost || was_off,
+                normal(reason::READY, "GetMachineStatus", text),
+            )
         }
         Outcome::Provisioned(vm) if is_adoption(before) => {
             let text = format!("adopted VM {}", vm.provider_id);
@@ -140,6 +153,10 @@ fn needs_intervention(why: &str) -> bool {
 fn ready_reason(machine: &InfraMachine) -> Option<&str> {
     let conditions = &machine.status.as_ref()?.conditions;
     Some(conditions::get(conditions, conditions::READY)?.reason.as_str())
+}
+
+fn is_powered_off(machine: &InfraMachine) -> bool {
+    !is_new(machine, conditions::VIRTUAL_MACHINE_RUNNING, reason::POWERED_OFF)
 }
 
 fn is_new(before: &InfraMachine, type_: &str, reason: &str) -> bool {

@@ -36,6 +36,11 @@ pub fn phase_reason(machine: &InfraMachine) -> &str {
     };
     let status = machine.status.as_ref();
     let Some(status) = status else { return "" };
+    let off = conditions::get(&status.conditions, conditions::VIRTUAL_MACHINE_RUNNING)
+        .filter(|running| running.reason == reason::POWERED_OFF);
+    if let (MachinePhase::Provisioned, Some(off)) = (phase(machine), off) {
+        return &off.reason;
+    }
     match conditions::get(&status.conditions, type_) {
         Some(shown) => &shown.reason,
         // Nothing was reported before the pause.

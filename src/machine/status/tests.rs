@@ -350,12 +350,8 @@ fn what_the_schema_would_refuse_is_left_out_or_cut() {
     let mut odd = vm();
     odd.node_name = "n".repeat(254);
     odd.failure_domain = Some(String::new());
-    odd.addresses = vec![odd.addresses[0].clone(); 300];
-    odd.addresses[0].address = String::new();
-    odd.addresses[1].address = "a".repeat(257);
     let status = status_of(machine().identified(), &provisioned(odd));
     assert_eq!((status.node_name, status.failure_domain), (None, None));
-    assert_eq!(status.addresses.len(), 254);
     let long = Status::new(Code::InvalidArgument, "é".repeat(LONG));
     let outcome = Outcome::Failed(Box::new(Failure::new(Call::Create, long)));
     let status = status_of(machine().identified(), &outcome);
@@ -1164,4 +1160,43 @@ fn a_secret_that_clusterctl_would_not_move_is_reported_until_labelled() {
         condition(&told(left.clone(), SecretMovability::Movable)).0,
         "True"
     );
+}
+
+/// `Ready` stays, because an operator may have switched the VM off.
+#[test]
+fn a_vm_that_is_off_is_ready_and_says_that_it_is_off() {
+    let in_state = |power| {
+        provisioned(cmi_driver::Machine {
+            power_state: Some(power),
+            ..vm()
+        })
+    };
+    let mut machine = machine().provisioned().build();
+    let mut shown = |outcome: &Outcome| {
+        let status = after(&machine, outcome, timing());
+        machine.status = Some(status.clone());
+        status
+    };
+    let has_running = |status: &InfraMachineStatus| {
+        conditions::get(&status.conditions, conditions::VIRTUAL_MACHINE_RUNNING).is_some()
+    };
+    assert!(
+        !has_running(&shown(&in_state(PowerState::Running))),
+        "it was never off"
+    );
+    for (power, expected) in [
+        (PowerState::Stopped, ("False", reason::POWERED_OFF)),
+        (PowerState::Starting, ("False", reason::POWERED_OFF)),
+        (PowerState::Running, ("True", reason::RUNNING)),
+        (PowerState::Stopped, ("False", reason::POWERED_OFF)),
+    ] {
+        let status = shown(&in_state(power));
+        let running = state_of(&status, conditions::VIRTUAL_MACHINE_RUNNING);
+        assert_eq!(running, expected, "{power:?}");
+        assert_eq!(state_of(&status, conditions::READY), ("True", reason::READY));
+    }
+    assert!(!has_running(&shown(&in_state(PowerState::Failed))));
+    shown(&in_state(PowerState::Stopped));
+    let vanished = Outcome::Vanished("sim://1".parse().unwrap());
+    assert!(!has_running(&shown(&vanished)), "it is not off but gone");
 }

@@ -147,6 +147,10 @@ struct WorkArgs {
     /// Interval between lists of the VMs of a driver and class, which detect VMs that vanished.
     #[arg(long, value_parser = duration::parse, default_value = "1m", value_name = "TIME")]
     inventory_interval: Duration,
+    /// Number of machines up to which the VMs of a driver are looked up one by one every 10 minutes, if its
+    /// lists have no addresses and power states. 0 turns these look-ups off.
+    #[arg(long, default_value = "1000", value_name = "NUMBER")]
+    max_refreshed_machines: usize,
     /// Time that a driver must be unreachable, or reachable again, before InfraClusters and running machines
     /// report it.
     #[arg(long, value_parser = duration::parse, default_value = "1m", value_name = "TIME")]
@@ -330,6 +334,7 @@ impl WorkArgs {
             template_concurrency: self.inframachinetemplate_concurrency.get(),
             cluster_concurrency: self.infracluster_concurrency.get(),
             inventory_interval: self.inventory_interval,
+            max_refreshed_machines: self.max_refreshed_machines,
             driver_unreachable_grace: self.driver_unreachable_grace,
             orphans: self.orphans.options(),
             remediation: self.enable_remediation,

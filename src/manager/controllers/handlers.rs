@@ -244,6 +244,9 @@ impl Controllers {
                         );
                     }
                     Change::Added(object) | Change::Updated { now: object, .. } => {
+                        if requests_refresh(change) {
+                            states.hint(object.meta().uid(), LookUpHint::Signal);
+                        }
                         if matches!(change, Change::Added(_)) {
                             deletion_log.remove(object);
                         }
@@ -376,6 +379,22 @@ impl Remediations {
                 self.queue.enqueue(ObjectRef::from_obj(&*object));
             }
         }
+    }
+}
+
+/// Whether a user has asked for a look-up. A process that starts knows no earlier value, and compares the
+/// first list instead.
+fn requests_refresh(change: &Change<DeserializeGuard<InfraMachine>>) -> bool {
+    let requested = |object: &DeserializeGuard<InfraMachine>| {
+        let annotations = object.meta().annotations.as_ref()?;
+        annotations.get(annotations::REFRESH).cloned()
+    };
+    match change {
+        Change::Updated { before, now } => {
+            let now = requested(now);
+            now.is_some() && now != requested(before)
+        }
+        Change::Added(_) | Change::Deleted(_) => false,
     }
 }
 

@@ -13,6 +13,8 @@ pub(super) enum NodeChange {
     Lost,
     /// The Node reports: a VM that was found missing may be back.
     Back,
+    /// The Node was silent and reports again: its VM may have another address.
+    Recovered,
 }
 
 impl NodeChange {
@@ -24,7 +26,10 @@ impl NodeChange {
             Change::Added(machine) => Self::of(machine),
             Change::Updated { before, now } => {
                 let (was, is) = (is_healthy(before), is_healthy(now));
-                Self::of(now).filter(|_| was != is)
+                match Self::of(now).filter(|_| was != is)? {
+                    Self::Back if Self::of(before) == Some(Self::Lost) => Some(Self::Recovered),
+                    other => Some(other),
+                }
             }
             Change::Deleted(_) => None,
         }
@@ -43,7 +48,7 @@ impl NodeChange {
     /// Whether the state of the Node contradicts the recorded state of the machine.
     pub(super) fn concerns(self, machine: &InfraMachineFacts) -> bool {
         match self {
-            Self::Lost => true,
+            Self::Lost | Self::Recovered => true,
             Self::Back => machine.has_vanished,
         }
     }
@@ -88,8 +93,13 @@ mod tests {
                 })
             })
             .collect();
-        let (lost, back) = (Some(NodeChange::Lost), Some(NodeChange::Back));
-        assert_eq!(raised, [None, back, None, lost, None, back, lost]);
+        let (lost, recovered) = (Some(NodeChange::Lost), Some(NodeChange::Recovered));
+        assert_eq!(raised, [None, recovered, None, lost, None, recovered, lost]);
+        let appears = NodeChange::of_change(&Change::Updated {
+            before: machine(NONE),
+            now: machine(HEALTHY),
+        });
+        assert_eq!(appears, Some(NodeChange::Back));
     }
 
     #[test]
@@ -105,7 +115,8 @@ mod tests {
     #[test]
     fn a_returned_node_concerns_only_a_vanished_vm() {
         let mut infra = InfraMachineFacts::default();
-        assert!(NodeChange::Lost.concerns(&infra) && !NodeChange::Back.concerns(&infra));
+        assert!(NodeChange::Lost.concerns(&infra) && NodeChange::Recovered.concerns(&infra));
+        assert!(!NodeChange::Back.concerns(&infra));
         infra.has_vanished = true;
         assert!(NodeChange::Back.concerns(&infra));
     }

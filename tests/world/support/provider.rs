@@ -58,6 +58,7 @@ impl Provider {
                 cluster_concurrency: 10,
                 template_concurrency: 10,
                 inventory_interval: Duration::from_secs(1),
+                max_refreshed_machines: 1000,
                 driver_unreachable_grace: Duration::from_secs(1),
                 orphans: OrphanOptions::default(),
                 remediation: true,

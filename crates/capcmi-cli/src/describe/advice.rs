@@ -33,6 +33,7 @@ pub(super) fn steps(facts: &MachineReport, now: Timestamp) -> Vec<String> {
     let others = [
         conditions::VIRTUAL_MACHINE_CREATED,
         conditions::DRIVER_REACHABLE,
+        conditions::VIRTUAL_MACHINE_RUNNING,
         conditions::VIRTUAL_MACHINE_UP_TO_DATE,
         conditions::CREDENTIALS_MOVABLE,
         conditions::NOT_READY_TAINT_REMOVED,

@@ -1,8 +1,11 @@
 //! Plans for a provisioned VM.
 
 use super::*;
+use crate::api::v1alpha1::MachineAddress;
 use crate::machine::fixtures::reachability;
 use crate::machine::runtime_state::LookUpHint;
+use cmi_driver::Capabilities;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 #[track_caller]
 fn refresh(plan: Plan) -> Refresh {
@@ -379,4 +382,81 @@ fn a_sign_is_for_the_look_up_to_follow_and_no_word_on_what_is_gone() {
         matches!(kept, Plan::Outcome(Outcome::UpToDate { .. })),
         "{kept:?}"
     );
+}
+
+#[test]
+fn a_vm_that_is_off_is_started_only_on_request_and_between_other_operations() {
+    let off = || machine().provisioned().power("Stopped");
+    let wanted = || off().always_on();
+    assert!(refresh(world().plan(wanted())).start);
+    for (what, world, machine) in [
+        ("nobody asked for it", world(), off()),
+        (
+            "it runs",
+            world(),
+            machine().provisioned().power("Running").always_on(),
+        ),
+        (
+            "its Machine is being deleted",
+            world().owner(|owner| owner.metadata.deletion_timestamp = Some(Time(now()))),
+            wanted(),
+        ),
+        (
+            "the driver cannot",
+            world().not_offering(Operation::RestartMachine),
+            wanted(),
+        ),
+    ] {
+        assert_eq!(world.plan(machine), kept(true, None), "{what}");
+    }
+    // A look-up for another reason may find it off.
+    let hinted = || world().hinting(LookUpHint::Signal);
+    let running = || machine().provisioned().power("Running").always_on();
+    assert!(refresh(hinted().plan(running())).start);
+    assert!(!refresh(hinted().plan(machine().provisioned())).start);
+    let updating = VmState::Updating { unanswered: None };
+    assert!(!refresh(hinted().plan(running().recorded(updating))).start);
+}
+
+#[test]
+fn two_starts_of_a_vm_are_five_minutes_apart() {
+    let off = || machine().provisioned().power("Stopped").always_on();
+    assert_eq!(world().started(120).plan(off()), kept(true, Some(180)));
+    assert!(!refresh(world().started(120).hinting(LookUpHint::Signal).plan(off())).start);
+    assert!(refresh(world().started(300).plan(off())).start);
+    // A look-up that failed is not repeated early.
+    assert_eq!(world().remembering(9).plan(off()), kept(true, Some(9)));
+}
+
+/// A driver that reports no state in lists may know no addresses.
+#[test]
+fn a_new_vm_without_an_ip_address_is_polled() {
+    let states = || world().capabilities(|capabilities| capabilities.list_has_state = true);
+    let new = || machine().provisioned().power("Running");
+    refresh(states().plan(new()));
+    assert_eq!(states().resting(4).plan(new()), kept(true, Some(4)));
+    let ip = MachineAddress {
+        type_: "InternalIP".to_owned(),
+        address: "10.0.0.1".to_owned(),
+    };
+    for (what, world, machine) in [
+        ("lists without state", world(), new()),
+        (
+            "it has an address",
+            states(),
+            new().status(|status| status.addresses = vec![ip]),
+        ),
+        ("it is off", states(), machine().provisioned().power("Stopped")),
+        ("it is 15 minutes old", states().seconds_later(900), new()),
+    ] {
+        assert_eq!(world.plan(machine), kept(true, None), "{what}");
+    }
+    let capabilities = Capabilities {
+        list_has_state: true,
+        ..Capabilities::minimal()
+    };
+    let machine = new().build();
+    let interval = |seconds| address_poll_interval(&machine, &capabilities, at(seconds));
+    let seconds = [0, 5, 29, 31, 899, 900].map(|at| interval(at).map(|interval| interval.as_secs()));
+    assert_eq!(seconds, [Some(2), Some(5), Some(29), Some(30), Some(30), None]);
 }

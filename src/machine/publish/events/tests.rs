@@ -276,3 +276,30 @@ fn an_event_compares_with_the_status_before() {
     let outcome = failed(Call::Create, Code::Unknown);
     assert!(of(&before, &outcome, 9).is_some());
 }
+
+#[test]
+fn a_vm_that_is_off_is_said_once_and_again_when_it_runs() {
+    let Outcome::Provisioned(mut off) = vm() else {
+        panic!("it is provisioned");
+    };
+    off.power_state = Some(PowerState::Stopped);
+    let (first, again) = events(machine().provisioned(), &Outcome::Provisioned(off));
+    let first = first.unwrap();
+    assert_eq!(
+        (first.warning, first.reason.as_str()),
+        (true, reason::POWERED_OFF)
+    );
+    assert_eq!(again, None);
+    let was_off = machine().provisioned().condition(
+        conditions::VIRTUAL_MACHINE_RUNNING,
+        ConditionStatus::False,
+        reason::POWERED_OFF,
+    );
+    let Outcome::Provisioned(mut on) = vm() else {
+        panic!("it is provisioned");
+    };
+    on.power_state = Some(PowerState::Running);
+    let (back, repeat) = events(was_off, &Outcome::Provisioned(on));
+    assert_eq!(back.unwrap().note, "VM sim://1 is running again");
+    assert_eq!(repeat, None);
+}

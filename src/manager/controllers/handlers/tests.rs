@@ -65,6 +65,7 @@ fn watched() -> Watched {
         cluster_concurrency: 1,
         template_concurrency: 1,
         inventory_interval: std::time::Duration::from_mins(1),
+        max_refreshed_machines: 1000,
         remediation: false,
         volume_drain: false,
         driver_unreachable_grace: std::time::Duration::from_mins(1),
