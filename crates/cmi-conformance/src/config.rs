@@ -74,6 +74,9 @@ pub struct Config {
     /// A change that exceeds a quota or a pool's capacity. Default: none.
     #[serde(default)]
     pub quota_breaking_spec: Option<Value>,
+    /// A failure domain without room for another VM of the sample spec; the others have room. Default: none.
+    #[serde(default)]
+    pub full_failure_domain: Option<String>,
     /// A change that requires another VM, so that an existing VM with the same name does not fit. Default:
     /// none.
     #[serde(default)]
@@ -265,6 +268,7 @@ impl Config {
             Setting::InvalidSpecs => !self.invalid_specs.is_empty(),
             Setting::OutOfRangeSpecs => !self.out_of_range_specs.is_empty(),
             Setting::QuotaBreakingSpec => self.quota_breaking_spec.is_some(),
+            Setting::FullFailureDomain => self.full_failure_domain.is_some(),
             Setting::IncompatibleChange => self.incompatible_change.is_some(),
             Setting::HotUpdates => !self.hot_updates.is_empty(),
             Setting::OwnVolumes => !self.persistent_volumes.own.is_empty(),

@@ -183,6 +183,29 @@ fn others(all: &BTreeMap<String, String>) -> impl Iterator<Item = (&String, &Str
     all.iter().filter(|(name, _)| *name != tags::MACHINE)
 }
 
+/// Returns the requested zone, or else the zone with room that has the fewest VMs; `None` in a cloud without
+/// zones.
+fn zone(cloud: &Cloud, spec: &VmSpec, wanted: &Wanted<'_>) -> Result<Option<String>> {
+    let has_room = |zone: &&String| {
+        let limit = wanted.pool.zone_capacity.get(*zone);
+        limit.is_none_or(|limit| cloud.taken_in_zone(&spec.pool, zone) < *limit)
+    };
+    let requested = spec.zone.as_ref();
+    let zones = wanted
+        .zones
+        .iter()
+        .filter(|zone| requested.is_none_or(|requested| requested == *zone));
+    let chosen = zones
+        .filter(has_room)
+        .min_by_key(|zone| cloud.taken_in_zone(&spec.pool, zone));
+    if chosen.is_none() && !wanted.zones.is_empty() {
+        let place = requested.map_or_else(|| "all zones".to_owned(), |zone| format!("zone `{zone}`"));
+        let message = format!("{place} of pool `{}` has no room", spec.pool);
+        return Err(Status::new(Code::ResourceExhausted, message));
+    }
+    Ok(chosen.cloned())
+}
+
 fn order(
     cloud: &Cloud,
     now: Instant,
@@ -207,13 +230,7 @@ fn order(
             cloud.taken(&spec.pool)
         ));
     }
-    let emptiest = || {
-        wanted
-            .zones
-            .iter()
-            .min_by_key(|zone| cloud.taken_in_zone(&spec.pool, zone))
-            .cloned()
-    };
+    let zone = zone(cloud, spec, &wanted)?;
     let id = VmId::unique();
     let boots_at = now.after(boot_time(id, config));
     let until_address = Duration::from_secs_f64(config.address_seconds);
@@ -226,7 +243,7 @@ fn order(
         pool: spec.pool.clone(),
         size: spec.size.clone(),
         root_fs_gb: wanted.root_fs_gb,
-        zone: spec.zone.clone().or_else(emptiest),
+        zone,
         address,
         address_from,
         set_addresses: None,

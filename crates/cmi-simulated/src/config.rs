@@ -108,6 +108,10 @@ pub struct Pool {
     /// The zones of the pool. Default: all zones.
     #[garde(skip)]
     pub zones: Option<BTreeSet<String>>,
+    /// The most VMs of the pool in a zone, by zone. 0 is a full zone. Default: no limit.
+    #[serde(default)]
+    #[garde(skip)]
+    pub zone_capacity: BTreeMap<String, u32>,
 }
 
 /// A size: the resources of its VMs.
@@ -188,6 +192,7 @@ impl Default for SimulatedConfig {
             pools: BTreeMap::from([(
                 "default".to_owned(),
                 Pool {
+                    zone_capacity: BTreeMap::new(),
                     capacity: None,
                     subnet: Subnet::DEFAULT,
                     zones: None,

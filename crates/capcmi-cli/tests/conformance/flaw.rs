@@ -103,6 +103,12 @@ pub enum Flaw {
     CreateNewId,
     /// Every VM has the same id.
     CreateOneId,
+    /// The id ends in the machine's name, which other clusters have, too.
+    CreateIdEndsInName,
+    /// CreateMachine tries a full failure domain and gives up.
+    CreateTriesAFullZone,
+    /// CreateMachine ignores that the requested failure domain is full.
+    CreateIgnoresAFullZone,
     /// The node has no name.
     CreateNoNodeName,
     /// The node name is not valid in Kubernetes.

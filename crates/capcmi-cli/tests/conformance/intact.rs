@@ -74,7 +74,8 @@ async fn calls_that_a_driver_does_not_offer_are_skipped_with_a_reason() {
         config.bad_secrets,
         config.restricted_secrets,
         config.quota_breaking_spec,
-    ) = (Vec::new(), None, None);
+        config.full_failure_domain,
+    ) = (Vec::new(), None, None, None);
     let report = run(
         Target::in_process("minimal", driver.clone()),
         config,

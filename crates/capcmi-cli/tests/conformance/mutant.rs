@@ -391,6 +391,12 @@ fn tag(class: &MachineClass, name: &str) -> String {
     value.unwrap_or_default().to_owned()
 }
 
+/// The requested failure domain.
+fn zone(class: &MachineClass) -> Option<&str> {
+    let zone = class.provider_spec.0.get(tags::FAILURE_DOMAIN);
+    zone.and_then(Value::as_str)
+}
+
 fn text(class: &MachineClass, key: &str) -> String {
     let value = class.secrets.get(key).map(|value| value.expose().to_vec());
     String::from_utf8(value.unwrap_or_default()).unwrap()

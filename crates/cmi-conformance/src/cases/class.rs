@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use futures::future::try_join_all;
+
 use super::cases;
 use super::requests::{as_declared, reaches_the_plugin};
 use crate::answer::{CaseError, CaseResult, ensure};
-use crate::{Case, Need, TestContext};
+use crate::{Case, Need, Setting, TestContext};
 use cmi_driver::{
     ClassDescription, Code, DescribeClassRequest, ListZonesRequest, Operation, ProviderSpec, SpecSchema,
     Zone, tags,
@@ -13,6 +15,9 @@ use cmi_driver::{
 use cmi_grpc::proto::capcmi::v1::{DescribeClassResponse, ListZonesResponse};
 
 const ZONES: Need = Need::Call(Operation::ListZones);
+const FULL: Need = Need::Setting(Setting::FullFailureDomain);
+/// More machines than most back ends have failure domains: one of them would go to the full one.
+const SPREAD: usize = 8;
 const DESCRIBE: Need = Need::Call(Operation::DescribeClass);
 /// The architectures and operating systems in Cluster API's autoscaling.
 const ARCHITECTURES: [&str; 4] = ["amd64", "arm64", "s390x", "ppc64le"];
@@ -30,6 +35,10 @@ pub(super) const CASES: &[Case] = cases! {
         ["CAP-08"], [ZONES] => zones_are_sound;
     "zones-can-be-asked-for": "a machine can request a listed failure domain"
         ["CAP-09"], [ZONES] => zones_can_be_asked_for;
+    "zones-full-elsewhere": "while a failure domain is full, machines that name none are created in others"
+        ["CAP-61"], [ZONES, FULL] => placed_elsewhere;
+    "zones-full-named": "a machine that names a full failure domain is RESOURCE_EXHAUSTED"
+        ["CAP-61"], [ZONES, FULL] => named_full;
     "class-offered": "a declared call works, an undeclared call is UNIMPLEMENTED"
         ["CAP-05"], [] => |t| offered(t, Operation::DescribeClass);
     "class-is-sound":
@@ -116,6 +125,29 @@ async fn zones_can_be_asked_for(t: TestContext) -> CaseResult {
     ensure(placed.is_none_or(|placed| *placed == zone.name), || {
         format!("a machine that asked for `{}` was made in {placed:?}", zone.name)
     })
+}
+
+async fn placed_elsewhere(t: TestContext) -> CaseResult {
+    let full = t.config().full_failure_domain.clone();
+    let requests: Vec<_> = (0..SPREAD)
+        .map(|number| t.machine_request(&format!("n{number}")))
+        .collect();
+    let made = try_join_all(requests.iter().map(|request| t.make(request))).await?;
+    let inside = made
+        .iter()
+        .find(|machine| machine.failure_domain.is_some() && machine.failure_domain == full);
+    ensure(inside.is_none(), || {
+        "a machine was created in `fullFailureDomain`, which has room then".to_owned()
+    })
+}
+
+async fn named_full(t: TestContext) -> CaseResult {
+    let full = t.config().full_failure_domain.clone().unwrap_or_default();
+    let request = t
+        .machine_request("a")
+        .changed(&serde_json::json!({tags::FAILURE_DOMAIN: full}));
+    t.create(&request).await?.refused(Code::ResourceExhausted)?;
+    t.has_none(&request).await
 }
 
 async fn class_is_sound(t: TestContext) -> CaseResult {

@@ -34,6 +34,9 @@ pub(super) const CASES: &[Case] = cases! {
         ["CAP-32"], [] => control_plane;
     "create-different-names": "eight concurrent creates with different names make eight VMs"
         ["DRV-11", "CMI-83"], [] => different_names;
+    "create-id-last-segment":
+        "the last segment of the provider ID differs between names, and between clusters"
+        ["CAP-60"], [] => last_segment;
     "create-two-clusters": "the same name in two clusters makes two VMs"
         ["DRV-08", "CMI-80"], [] => two_clusters;
     "create-other-parameters": "a request that does not match the existing VM is ALREADY_EXISTS"
@@ -185,6 +188,26 @@ async fn different_names(t: TestContext) -> CaseResult {
         .map(|(request, machine)| (request, &machine.provider_id))
         .collect();
     t.has_exactly(&requests[0], &wanted).await
+}
+
+async fn last_segment(t: TestContext) -> CaseResult {
+    let here = t.machine_request("a");
+    let there = here.clone().in_cluster(&t.other_cluster());
+    let beside = t.machine_request("b");
+    let machines = try_join_all([&here, &there, &beside].map(|request| t.make(request))).await?;
+    let mut known = std::collections::BTreeMap::new();
+    for id in machines.iter().map(|machine| machine.provider_id.as_str()) {
+        let last = id.rsplit('/').next().unwrap_or_default();
+        ensure(!last.is_empty(), || format!("the provider ID `{id}` ends in `/`"))?;
+        let other = known.insert(last, id);
+        ensure(other.is_none(), || {
+            format!(
+                "`{id}` and `{}` end in the same segment",
+                other.unwrap_or_default()
+            )
+        })?;
+    }
+    Ok(())
 }
 
 async fn two_clusters(t: TestContext) -> CaseResult {

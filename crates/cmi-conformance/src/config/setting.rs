@@ -20,6 +20,8 @@ pub enum Setting {
     OutOfRangeSpecs,
     /// `quotaBreakingSpec`.
     QuotaBreakingSpec,
+    /// `fullFailureDomain`.
+    FullFailureDomain,
     /// `incompatibleChange`.
     IncompatibleChange,
     /// `hotUpdates`.

@@ -14,10 +14,11 @@ use cmi_simulated::{CloudConsole, Condition, PlantedVm, SimulatedConfig, Simulat
 
 /// The suite's configuration for the driver.
 const CONFIG: &str = include_str!("simulated.yaml");
-/// The configuration of the cloud, which is fast and has a pool without capacity.
+/// The configuration of the cloud, which is fast and has a pool and a zone without capacity.
 const CLOUD: &str = "
+zones: [zone-a, zone-b, zone-c, zone-full]
 pools:
-  default: {subnet: 10.100.0.0/16}
+  default: {subnet: 10.100.0.0/16, zoneCapacity: {zone-full: 0}}
   full: {subnet: 10.101.0.0/24, capacity: 0}
 bootSeconds: 0.02
 bootJitterSeconds: 0

@@ -10,7 +10,7 @@ use cmi_driver::{
 use cmi_simulated::Vm;
 use serde_json::{Value, json};
 
-use super::{Lock, MOMENT, Mutant, again, broken, machine, tag, text};
+use super::{Lock, MOMENT, Mutant, again, broken, machine, tag, text, zone};
 use crate::flaw::Flaw;
 
 /// When a deletion that was answered too early begins.
@@ -123,6 +123,7 @@ impl Mutant {
                 }
                 first.unwrap_or_else(make)
             }
+            Flaw::CreateIgnoresAFullZone if zone(class) == Some("zone-full") => make(),
             Flaw::CreateNeedsNoCluster if tag(class, tags::CLUSTER).is_empty() => make(),
             _ => return None,
         };
@@ -155,6 +156,9 @@ impl Mutant {
                 let message = "there is a VM of this name with other user data";
                 Some(Status::new(Code::AlreadyExists, message))
             }
+            Flaw::CreateTriesAFullZone if zone(class).is_none() && self.turn().is_multiple_of(4) => {
+                Some(Status::new(Code::ResourceExhausted, "`zone-full` has no room"))
+            }
             Flaw::CreateRefusesControlPlanes if tag(class, tags::ROLE) != "node" => Some(Status::new(
                 Code::InvalidArgument,
                 "tags: the role has to be node",
@@ -185,6 +189,9 @@ impl Mutant {
                 made.provider_id = format!("{}-{}", made.provider_id, self.turn()).parse().unwrap();
             }
             Flaw::CreateOneId => made.provider_id = "simulated://zone-a/always-me".parse().unwrap(),
+            Flaw::CreateIdEndsInName => {
+                made.provider_id = format!("{}/{name}", made.provider_id).parse().unwrap();
+            }
             Flaw::CreateNoNodeName => made.node_name.clear(),
             Flaw::CreateBadNodeName => made.node_name = format!("Node_{}", made.node_name),
             Flaw::CreateNewNodeName => made.node_name = format!("{}-{}", made.node_name, self.turn()),

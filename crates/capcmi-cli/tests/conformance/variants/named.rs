@@ -72,5 +72,5 @@ impl Named {
 }
 
 fn named(cluster: &str, name: &str) -> ProviderId {
-    format!("{SCHEME}{cluster}/{name}").parse().unwrap()
+    format!("{SCHEME}{cluster}.{name}").parse().unwrap()
 }
