@@ -18,7 +18,7 @@ use management_cluster::{ManagementCluster, eventually};
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
-const DEADLINE: Duration = Duration::from_mins(1);
+pub const DEADLINE: Duration = Duration::from_mins(1);
 
 static ACCOUNTS: Mutex<()> = Mutex::const_new(());
 
@@ -167,6 +167,8 @@ pub enum User {
     Owner,
     /// The provider's ServiceAccount, with the shipped permissions.
     Provider,
+    /// A user with the rights of providers of hosted control planes, in the namespace.
+    HostedControlPlane,
     /// Cluster API's core manager, with its own permissions and the ones that our role aggregates.
     Core,
 }
@@ -185,6 +187,7 @@ impl User {
             Self::Administrator => cluster.admin_client().await,
             Self::Tenant => client(cluster.admin_kubeconfig(), Some(tenant(namespace))).await,
             Self::Owner => client(cluster.admin_kubeconfig(), Some(owner(namespace))).await,
+            Self::HostedControlPlane => client(cluster.admin_kubeconfig(), Some(hosted(namespace))).await,
             Self::Provider => account(manifests::NAMESPACE, "capcmi-manager").await,
             Self::Core => account("capi-system", "capi-manager").await,
         }
@@ -193,6 +196,11 @@ impl User {
 
 fn tenant(namespace: &str) -> String {
     format!("tenant-of-{namespace}")
+}
+
+/// The name of [`User::HostedControlPlane`].
+pub fn hosted(namespace: &str) -> String {
+    format!("hosted-control-plane-of-{namespace}")
 }
 
 fn owner(namespace: &str) -> String {

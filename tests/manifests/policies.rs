@@ -3,13 +3,15 @@
 use anyhow::{Result, ensure};
 use capcmi::api::MACHINE_FINALIZER;
 use capcmi::api::annotations::{self, RESERVED_ANNOTATIONS};
+use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams, PropagationPolicy},
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, PropagationPolicy},
 };
+use management_cluster::eventually;
 use serde_json::{Value, json};
 
-use crate::api_server::{User, api, create, merge, namespace, object, refusal};
+use crate::api_server::{DEADLINE, User, api, create, hosted, merge, namespace, object, refusal};
 
 const IDENTITY: &str = annotations::VM_RECORD;
 const DRY_RUN: &str = "topology.cluster.x-k8s.io/dry-run";
@@ -440,4 +442,95 @@ async fn apply(api: &Api<DynamicObject>, object: &Value, dry_run: bool) -> kube:
         ..PatchParams::apply("capi-topology").force()
     };
     api.patch("t", &params, &Patch::Apply(object)).await
+}
+
+/// The Secret that `spec.secretRef` names, and the Secret that the VM was made with, are needed for the deletion.
+#[tokio::test]
+async fn a_secret_stays_while_a_machine_names_it() -> Result<()> {
+    let namespace = namespace().await?;
+    let administrator = User::Administrator.client(&namespace).await?;
+    let secrets: Api<Secret> = Api::namespaced(administrator, &namespace);
+    let machines = api(User::Administrator, &namespace, "InfraMachine").await?;
+    for name in ["named", "made-with", "bootstrap"] {
+        let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}});
+        secrets
+            .create(&PostParams::default(), &serde_json::from_value(secret)?)
+            .await?;
+    }
+    let record = json!({"madeFrom": {"driver": "d", "secret": "made-with", "providerSpec": {}}}).to_string();
+    let record = record.replace(
+        r#""providerSpec":{},"secret":"made-with""#,
+        r#""secret":"made-with","providerSpec":{}"#,
+    );
+    let metadata = json!({"annotations": {IDENTITY: record}});
+    let spec = json!({"secretRef": {"name": "named"}});
+    create(&machines, &object("InfraMachine", "m", &metadata, &spec)).await??;
+    for name in ["named", "made-with"] {
+        eventually(DEADLINE, "the policy of Secrets", async || {
+            let dry_run = DeleteParams {
+                dry_run: true,
+                ..DeleteParams::default()
+            };
+            let message = refusal(secrets.delete(name, &dry_run).await)?;
+            ensure!(message.contains("InfraMachine m needs this Secret"), "{message}");
+            Ok(())
+        })
+        .await?;
+        refusal(secrets.delete(name, &DeleteParams::default()).await)?;
+    }
+    secrets.delete("bootstrap", &DeleteParams::default()).await?;
+    refusal(
+        secrets
+            .delete_collection(&DeleteParams::default(), &ListParams::default())
+            .await,
+    )?;
+    machines.delete("m", &DeleteParams::default()).await?;
+    for name in ["named", "made-with"] {
+        eventually(DEADLINE, "a deletion that is allowed again", async || {
+            Ok(secrets.delete(name, &DeleteParams::default()).await.map(drop)?)
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// A hosted control plane has no rights but these, and they come by aggregation.
+#[tokio::test]
+async fn a_hosted_control_plane_may_set_the_endpoint_and_nothing_else() -> Result<()> {
+    let namespace = namespace().await?;
+    let administrator = User::Administrator.client(&namespace).await?;
+    let role = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": {"name": "hosted-control-planes"}, "rules": [],
+        "aggregationRule": {"clusterRoleSelectors": [
+            {"matchLabels": {"controlplane.cluster.x-k8s.io/aggregate-to-manager": "true"}},
+        ]},
+    });
+    management_cluster::apply(&administrator, role).await?;
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+        "metadata": {"name": "hosted", "namespace": namespace},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "hosted-control-planes"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": hosted(&namespace)}],
+    });
+    management_cluster::apply(&administrator, binding).await?;
+    let clusters = api(User::Administrator, &namespace, "InfraCluster").await?;
+    create(&clusters, &object("InfraCluster", "c", &json!({}), &json!({}))).await??;
+    let hosted = api(User::HostedControlPlane, &namespace, "InfraCluster").await?;
+    let endpoint = json!({"spec": {"controlPlaneEndpoint": {"host": "10.0.0.1", "port": 6443}}});
+    eventually(DEADLINE, "the aggregated role", async || {
+        Ok(merge(&hosted, "c", endpoint.clone()).await.map(drop)?)
+    })
+    .await?;
+    refusal(hosted.delete("c", &DeleteParams::default()).await)?;
+    refusal(
+        hosted
+            .patch_status("c", &PatchParams::default(), &Patch::Merge(json!({})))
+            .await,
+    )?;
+    let machines = api(User::HostedControlPlane, &namespace, "InfraMachine").await?;
+    refusal(machines.list(&ListParams::default()).await)?;
+    let forged = json!({"metadata": {"annotations": {annotations::CLUSTER_ID: "x"}}});
+    refusal(merge(&hosted, "c", forged).await)?;
+    Ok(())
 }

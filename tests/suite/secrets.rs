@@ -3,9 +3,12 @@
 use anyhow::{Context, Result, ensure};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use capcmi::api::conditions;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::Api;
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
+use crate::soak::dice::Dice;
 use crate::support::by_hand::{all_become, delete_all, patch_all, small};
 use crate::support::checks::{condition, provisioned};
 use crate::support::provider::service_account;
@@ -191,6 +194,99 @@ async fn a_namespace_can_be_deleted_with_its_machines_up_and_every_vm_goes() -> 
         Ok(())
     })
     .await
+}
+
+/// The Secret with the credentials is in the namespace, and is deleted after the machines that need it.
+#[tokio::test]
+async fn a_deleted_namespace_keeps_the_credentials_until_its_machines_are_gone() -> Result<()> {
+    let world = World::new("going-secret").await?;
+    let cloud = Cloud::new(&world);
+    let drivers = cloud.drivers(json!({"credentials": {"token": TOKEN}}));
+    let _provider = Provider::new(drivers).start(&world).await?;
+    let names = needing_a_secret(&world, 3).await?;
+    cloud.holds(3).await?;
+    world.kubectl(&["delete", "namespace", &world.namespace, "--wait=false"])?;
+    cloud.holds(0).await?;
+    all_become(&world, "the end of every machine", &names, |_, machine| {
+        ensure!(machine.is_none(), "is still there");
+        Ok(())
+    })
+    .await?;
+    let namespaces: Api<Namespace> = Api::all(world.admin.clone());
+    eventually(DEADLINE, "the end of the namespace", async || {
+        ensure!(
+            namespaces.get_opt(&world.namespace).await?.is_none(),
+            "is still there"
+        );
+        Ok(())
+    })
+    .await
+}
+
+/// As a tool that prunes: every object in the foreground, in a random order, and again while one is refused.
+#[tokio::test]
+async fn objects_deleted_in_a_random_order_leave_no_vm() -> Result<()> {
+    let world = World::new("random-order").await?;
+    let cloud = Cloud::new(&world);
+    let drivers = cloud.drivers(json!({"credentials": {"token": TOKEN}}));
+    let _provider = Provider::new(drivers).start(&world).await?;
+    let names = needing_a_secret(&world, 4).await?;
+    cloud.holds(4).await?;
+    let seed = u64::from(std::process::id());
+    let mut dice = Dice::new(seed);
+    let mut objects: Vec<String> = names
+        .iter()
+        .flat_map(|name| {
+            ["cluster", "infracluster", "machine", "inframachine", "secret"]
+                .map(|kind| format!("{kind}/{name}"))
+        })
+        .collect();
+    for last in (1..objects.len()).rev() {
+        let bound = u32::try_from(last + 1)?;
+        objects.swap(last, usize::try_from(dice.below(bound))?);
+    }
+    let round = async || {
+        let mut left = Vec::new();
+        for object in &objects {
+            let options = [
+                "delete",
+                object,
+                "--cascade=foreground",
+                "--wait=false",
+                "--ignore-not-found",
+            ];
+            let deleted = world
+                .kubectl(&options)
+                .unwrap_or_else(|refused| refused.to_string());
+            if !deleted.is_empty() {
+                left.push(deleted);
+            }
+        }
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
+    };
+    eventually(DEADLINE, &format!("the end of all objects (seed {seed})"), round).await?;
+    cloud.holds(0).await?;
+    Ok(())
+}
+
+/// Clusters with a machine each, of the same name, whose credentials are in a Secret of that name.
+async fn needing_a_secret(world: &World, count: usize) -> Result<Vec<String>> {
+    let names: Vec<_> = (0..count).map(|number| format!("n{number}")).collect();
+    let mut machines = Vec::new();
+    for name in &names {
+        secret(world, name, json!({"token": TOKEN})).await?;
+        world
+            .cluster_with(name, json!({"secretRef": {"name": name}}))
+            .await?;
+        machines.push(ByHand::new(world, name, name.clone()).infra("/spec/secretRef", json!({"name": name})));
+    }
+    ByHand::create_all(&machines).await?;
+    all_become(world, "machines with a Secret", &names, |_, machine| {
+        provisioned(machine.context("is gone")?)
+    })
+    .await?;
+    Ok(names)
 }
 
 /// Credentials from the provider's side, as the kubelet mounts them.

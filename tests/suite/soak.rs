@@ -7,7 +7,7 @@
 //! still reported, but a lost VM is deleted.
 
 mod chaos;
-mod dice;
+pub mod dice;
 mod fleet;
 mod ledger;
 mod observer;

@@ -38,6 +38,7 @@ pub(super) fn files() -> Result<Vec<File>, Error> {
             "finalizer.yaml",
             &policy("finalizer", &["inframachines"], &finalizer())?,
         ),
+        File::new("secrets.yaml", &secrets()?),
     ])
 }
 
@@ -191,6 +192,45 @@ fn finalizer() -> PolicySpec {
     }
 }
 
+/// A Secret with credentials stays while an InfraMachine names it: without it, no driver can delete the VM. Every
+/// InfraMachine of the Secret's namespace is a parameter, and the policy is evaluated for each. A deletion of the
+/// namespace or of an owner is repeated until the machines are gone.
+///
+/// It guards no identity and fails open. If it failed closed, no Secret of the management cluster could be deleted
+/// while the definition of InfraMachines is missing.
+fn secrets() -> Result<[String; 2], Error> {
+    let record = annotations::VM_RECORD;
+    let spec = json!({
+        "failurePolicy": "Ignore",
+        "paramKind": {"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "InfraMachine"},
+        "matchConstraints": {
+            "matchPolicy": "Equivalent",
+            "resourceRules": [{
+                "apiGroups": [""],
+                "apiVersions": ["v1"],
+                "operations": ["DELETE"],
+                "resources": ["secrets"],
+                "scope": "Namespaced",
+            }],
+        },
+        "variables": [
+            {"name": "named", "expression": "params.?spec.?secretRef.?name.orValue('')"},
+            {"name": "record", "expression":
+                format!("params.metadata.?annotations.orValue({{}})[?'{record}'].orValue('')")
+            },
+        ],
+        "validations": [{
+            "expression": "variables.named != oldObject.metadata.name && \
+                !variables.record.contains('\"secret\":\"' + oldObject.metadata.name + '\",\"providerSpec\"')",
+            "messageExpression": "'InfraMachine ' + params.metadata.name + ' needs this Secret to delete its VM: \
+                delete the Machine first, then the Secret'",
+            "reason": "Forbidden",
+        }],
+    });
+    let params = json!({"selector": {}, "parameterNotFoundAction": "Allow"});
+    documents("secrets", &spec, Some(params))
+}
+
 /// Whether the caller may `update` the virtual subresource, in the whole cluster. A VM has no namespace: a
 /// user who may write identities in one namespace could name the VM of any other namespace there. So the
 /// check has no namespace, and grants of a RoleBinding do not count, not even with a wildcard.
@@ -223,35 +263,44 @@ fn quoted_list(start: &str, list: &str, end: &str) -> String {
     format!("'{start}' + {list}.join(', ') + '{end}'")
 }
 
-/// A policy and its binding. Both fail closed.
+/// A policy for objects of this provider, and its binding. Both fail closed.
 fn policy(name: &str, resources: &[&str], rules: &PolicySpec) -> Result<[String; 2], Error> {
+    let spec = json!({
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "matchPolicy": "Equivalent",
+            "resourceRules": [{
+                "apiGroups": [GROUP],
+                "apiVersions": [VERSION],
+                "operations": ["CREATE", "UPDATE"],
+                "resources": resources,
+                "scope": "Namespaced",
+            }],
+        },
+        "variables": rules.variables,
+        "validations": rules.validations,
+    });
+    documents(name, &spec, None)
+}
+
+/// A policy and its binding, with the parameters if it has any.
+fn documents(name: &str, spec: &Value, params: Option<Value>) -> Result<[String; 2], Error> {
     let name = format!("{NAME_PREFIX}{name}");
     let metadata = json!({"name": name, "labels": {PROVIDER_LABEL: PROVIDER}});
     let policy = json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicy",
         "metadata": metadata,
-        "spec": {
-            "failurePolicy": "Fail",
-            "matchConstraints": {
-                "matchPolicy": "Equivalent",
-                "resourceRules": [{
-                    "apiGroups": [GROUP],
-                    "apiVersions": [VERSION],
-                    "operations": ["CREATE", "UPDATE"],
-                    "resources": resources,
-                    "scope": "Namespaced",
-                }],
-            },
-            "variables": rules.variables,
-            "validations": rules.validations,
-        },
+        "spec": spec,
     });
-    let binding = json!({
+    let mut binding = json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicyBinding",
         "metadata": metadata,
         "spec": {"policyName": name, "validationActions": ["Deny"]},
     });
+    if let Some(params) = params {
+        binding["spec"]["paramRef"] = params;
+    }
     Ok([yaml::document(&policy)?, yaml::document(&binding)?])
 }

@@ -164,6 +164,15 @@ pub const KUBEADM_CONTROL_PLANE: &[Rule] = &[
     },
 ];
 
+/// Providers of hosted control planes, by a separate aggregation or a binding. Their API server has its address
+/// before any machine exists.
+pub const HOSTED_CONTROL_PLANE: &[Rule] = &[Rule {
+    group: GROUP,
+    resources: &["infraclusters"],
+    verbs: &["get", "patch"],
+    why: "A hosted control plane sets spec.controlPlaneEndpoint of the InfraCluster. It makes no machines.",
+}];
+
 /// The right to look (aggregated to `view`, and by it to `edit` and `admin`).
 pub const VIEW: &[Rule] = &[Rule {
     group: GROUP,

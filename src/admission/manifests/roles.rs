@@ -55,6 +55,12 @@ pub(super) fn files() -> Result<Vec<File>, Error> {
                     Some("kubeadm.controlplane.cluster.x-k8s.io/aggregate-to-manager"),
                     rbac::KUBEADM_CONTROL_PLANE,
                 )?,
+                role(
+                    "ClusterRole",
+                    "hosted-control-plane-aggregated-role",
+                    Some("controlplane.cluster.x-k8s.io/aggregate-to-manager"),
+                    rbac::HOSTED_CONTROL_PLANE,
+                )?,
             ],
         ),
         File::new(
@@ -227,6 +233,7 @@ mod tests {
             rbac::LEADER_ELECTION,
             rbac::CLUSTER_API,
             rbac::KUBEADM_CONTROL_PLANE,
+            rbac::HOSTED_CONTROL_PLANE,
             rbac::VIEW,
             rbac::EDIT,
         ] {
@@ -241,6 +248,7 @@ mod tests {
             rbac::LEADER_ELECTION,
             rbac::CLUSTER_API,
             rbac::KUBEADM_CONTROL_PLANE,
+            rbac::HOSTED_CONTROL_PLANE,
             rbac::VIEW,
             rbac::EDIT,
             rbac::VOLUME_DRAIN,
@@ -258,6 +266,7 @@ mod tests {
         for rules in [
             rbac::CLUSTER_API,
             rbac::KUBEADM_CONTROL_PLANE,
+            rbac::HOSTED_CONTROL_PLANE,
             rbac::VIEW,
             rbac::EDIT,
         ] {
