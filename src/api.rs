@@ -32,3 +32,5 @@ pub const GROUP: &str = "infrastructure.capcmi.io";
 pub const VERSION: &str = "v1alpha1";
 /// Finalizer that keeps an InfraMachine until its VM is gone.
 pub const MACHINE_FINALIZER: &str = "infrastructure.capcmi.io/inframachine";
+/// Finalizer that keeps an InfraCluster while its Cluster or a machine of the Cluster exists.
+pub const CLUSTER_FINALIZER: &str = "infrastructure.capcmi.io/infracluster";

@@ -17,7 +17,9 @@ pub use error::{Error, error_message};
 #[cfg(test)]
 pub(crate) use events::tests::recorded;
 pub use events::{Events, NewEvent};
-pub use merge_patch::{FIELD_MANAGER, merge_difference, patch_metadata, patch_params, record_progress};
+pub use merge_patch::{
+    FIELD_MANAGER, finalizers, merge_difference, patch_metadata, patch_params, record_progress,
+};
 pub use outage_log::OutageLog;
 pub use secrets::InvalidSecret;
 pub use status::publish_status;

@@ -1,32 +1,33 @@
 //! InfraCluster: cluster id, failure domains, provisioned.
 //!
-//! Nothing is allocated for a Cluster, so there is no finalizer and nothing to do when it is deleted.
+//! Nothing is allocated for a Cluster. The finalizer only keeps the InfraCluster while its Cluster needs it.
 
 mod plan;
+mod publish;
 pub mod template;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use kube::api::{Api, Patch};
 use kube::{Client, Resource as _};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use self::plan::{
-    Connectivity, Observed, Plan, Transition, Zones, new_failure, plan, report_connectivity, status,
-};
+use self::plan::{Claim, Connectivity, Observed, Plan, Zones, has_finalizer, plan};
+use self::publish::{publish, release};
 use crate::api::cluster_api::Cluster;
-use crate::api::conditions::reason;
 use crate::api::retry::Call;
 use crate::api::v1alpha1::InfraCluster;
 use crate::api::wall_clock;
-use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations, labels};
-use crate::apiserver::{Error, Events, NewEvent, patch_params, publish_status};
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
+use crate::apiserver::{Error, Events};
 use crate::driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError, StableReachability};
 use crate::reconcile::caches::{Caches, ClusterIds};
 use crate::reconcile::driver_query::{Query, QueryResult};
 use crate::reconcile::{Action, DRIVER_REFRESH_INTERVAL, Enqueue, Reconciler, Requeue};
-use cmi_driver::{Capabilities, Code, ListZonesRequest, Operation, ProviderSpec, tags};
+use cmi_driver::{Capabilities, ListZonesRequest, ProviderSpec, tags};
+
+/// How often an InfraCluster that waits for other objects looks at them again.
+const WAIT_INTERVAL: Duration = Duration::from_secs(20);
 
 /// The dependencies of a reconcile.
 pub struct Context {
@@ -77,33 +78,70 @@ pub async fn reconcile(
 
 async fn reconcile_cluster(infra: &InfraCluster, ctx: &Context) -> Result<Requeue, Error> {
     let owner = ctx.caches.owning_clusters(&infra.metadata).next();
-    let cluster_id = owner.as_deref().and_then(|owner| ctx.cluster_ids.of(owner));
-    let plan = plan(
-        infra,
-        &Observed {
-            owner: owner.as_deref(),
-            cluster_id,
-        },
-    );
-    let zones = match &plan {
-        Plan::NoOp => return Ok(Requeue::OnChange),
-        Plan::Pause(_) => Zones::NotQueried,
-        Plan::Provision { cluster_id, .. } => match zones(infra, ctx, cluster_id).await? {
-            Some(zones) => zones,
-            None => return Ok(Requeue::After(PERMIT_WAIT)),
-        },
-    };
-    let connectivity = match (&plan, owner.as_deref()) {
-        (Plan::Provision { .. }, Some(owner)) => Some(connectivity(infra, owner, ctx)),
-        (Plan::Provision { .. } | Plan::Pause(_) | Plan::NoOp, _) => None,
-    };
-    publish(infra, ctx, &plan, &zones, connectivity.as_ref()).await?;
-    Ok(match zones {
+    let plan = plan(infra, &observe(infra, owner.as_deref(), ctx));
+    match &plan {
+        Plan::NoOp => Ok(Requeue::OnChange),
+        Plan::AwaitOwner(rest) => Ok(Requeue::After(*rest)),
+        Plan::Release => release(infra, ctx).await,
+        Plan::Pause(_) => {
+            publish(infra, ctx, &plan, &Zones::NotQueried, None).await?;
+            Ok(Requeue::OnChange)
+        }
+        Plan::ReportMissingOwner(_) | Plan::Hold { .. } => {
+            publish(infra, ctx, &plan, &Zones::NotQueried, None).await?;
+            Ok(Requeue::After(WAIT_INTERVAL))
+        }
+        Plan::Provision { cluster_id, .. } => {
+            let Some(zones) = zones(infra, ctx, cluster_id).await? else {
+                return Ok(Requeue::After(PERMIT_WAIT));
+            };
+            let connectivity = owner.map(|owner| connectivity(infra, &owner, ctx));
+            publish(infra, ctx, &plan, &zones, connectivity.as_ref()).await?;
+            Ok(requeue(&zones))
+        }
+    }
+}
+
+/// Returns when to ask the driver again.
+fn requeue(zones: &Zones) -> Requeue {
+    match zones {
         Zones::Known(_) | Zones::None => Requeue::After(DRIVER_REFRESH_INTERVAL),
-        Zones::Failed(status) => Requeue::after_failure(Call::ListZones, &status),
+        Zones::Failed(status) => Requeue::after_failure(Call::ListZones, status),
         // Secrets are not watched.
         Zones::NoSecrets(_) => Requeue::BackOff(Duration::ZERO),
         Zones::NotQueried | Zones::NotConfigured(_) => Requeue::OnChange,
+    }
+}
+
+/// Reads the objects that the plan depends on, from the caches.
+fn observe<'a>(infra: &InfraCluster, owner: Option<&'a Cluster>, ctx: &Context) -> Observed<'a> {
+    let may_be_held = infra.metadata.deletion_timestamp.is_some() && has_finalizer(infra);
+    Observed {
+        owner,
+        cluster_id: owner.and_then(|owner| ctx.cluster_ids.of(owner)),
+        claim: owner.map_or_else(|| claim(infra, &ctx.caches), |_| Claim::None),
+        machines: if may_be_held {
+            ctx.caches.count_machines_of(&infra.metadata)
+        } else {
+            0
+        },
+        now: wall_clock::now(),
+    }
+}
+
+/// Returns how the Clusters beside an InfraCluster refer to it.
+fn claim(infra: &InfraCluster, caches: &Caches) -> Claim {
+    let namespace = infra.metadata.namespace();
+    let clusters = caches.clusters_with_infra(namespace);
+    if let Some(cluster) = clusters.iter().find(|cluster| cluster.refers_to(infra)) {
+        return Claim::By(cluster.metadata.name().to_owned());
+    }
+    let mistaken = clusters
+        .iter()
+        .find(|cluster| caches.infra_cluster_of(cluster).is_none());
+    mistaken.map_or(Claim::None, |cluster| Claim::Mistaken {
+        cluster: cluster.metadata.name().to_owned(),
+        name: cluster.infra_cluster_name().unwrap_or_default().to_owned(),
     })
 }
 
@@ -168,80 +206,4 @@ fn cluster_spec(capabilities: &Capabilities, cluster_id: &str) -> ProviderSpec {
         tag_map.insert(tags::CLUSTER.to_owned(), Value::from(cluster_id));
     }
     spec
-}
-
-/// Writes the cluster id first, then the status. Skips each where it is unchanged.
-async fn publish(
-    infra: &InfraCluster,
-    ctx: &Context,
-    plan: &Plan,
-    zones: &Zones,
-    connectivity: Option<&Connectivity>,
-) -> Result<(), Error> {
-    let namespace = infra.metadata.namespace();
-    let name = infra.metadata.name();
-    let api: Api<InfraCluster> = Api::namespaced(ctx.client.clone(), namespace);
-    let mut metadata = infra.metadata.clone();
-    let carried = metadata
-        .annotations
-        .as_ref()
-        .and_then(|all| all.get(annotations::CLUSTER_ID));
-    if let Plan::Provision { cluster_id, .. } = plan
-        && carried != Some(cluster_id)
-    {
-        let body = json!({"metadata": {
-            "resourceVersion": metadata.resource_version,
-            "annotations": {annotations::CLUSTER_ID: cluster_id},
-        }});
-        let patched = api.patch(name, &patch_params(), &Patch::Merge(&body)).await;
-        metadata = patched
-            .map_err(|error| Error::api("writing the cluster id", error))?
-            .metadata;
-    }
-    let now = wall_clock::now();
-    let after = status(infra, plan, zones, now);
-    let failure =
-        new_failure(infra, &after, zones).map(|(reason, message)| (reason.to_owned(), message.to_owned()));
-    let (after, transition) = match connectivity {
-        Some(connectivity) => report_connectivity(infra, after, zones, connectivity, now),
-        None => (after, None),
-    };
-    publish_status(&api, &metadata, infra.status.as_ref(), &after).await?;
-    if let Some((reason, text)) = failure {
-        tracing::warn!(
-            infra_cluster = format!("{namespace}/{name}"),
-            code = reason,
-            why = text,
-            "cannot list failure domains"
-        );
-        let event = NewEvent {
-            warning: true,
-            reason,
-            action: Operation::ListZones.name(),
-            note: text,
-        };
-        ctx.events.record(infra, event).await;
-    }
-    if let Some(transition) = transition {
-        ctx.events.record(infra, event(transition)).await;
-    }
-    Ok(())
-}
-
-/// Returns the event for the start or the end of an outage.
-fn event(transition: Transition) -> NewEvent {
-    let (warning, reason, text) = match transition {
-        Transition::Lost(message) => (true, Code::Unavailable.name(), message),
-        Transition::Back => (
-            false,
-            reason::REACHABLE,
-            "the driver is reachable again".to_owned(),
-        ),
-    };
-    NewEvent {
-        warning,
-        reason: reason.to_owned(),
-        action: Operation::Probe.name(),
-        note: text,
-    }
 }

@@ -14,9 +14,9 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::MACHINE_FINALIZER;
 use super::annotations::{BLOCK_MOVE, MANAGED_BY, PAUSED, PROGRESS, RESERVED_ANNOTATIONS};
 use super::labels::{CLUSTER_NAME, CONTROL_PLANE, WATCH_FILTER};
+use super::{CLUSTER_FINALIZER, MACHINE_FINALIZER};
 
 /// The most bytes that a provider spec may have as JSON; it is kept in an annotation as well.
 pub const MAX_PROVIDER_SPEC_BYTES: usize = 64 * 1024;
@@ -168,7 +168,7 @@ pub fn bound(meta: &mut ObjectMeta) {
     }
     if let Some(finalizers) = &mut meta.finalizers {
         if finalizers.len() > MAX_KEPT {
-            finalizers.sort_by_key(|name| name != MACHINE_FINALIZER);
+            finalizers.sort_by_key(|name| name != MACHINE_FINALIZER && name != CLUSTER_FINALIZER);
             finalizers.truncate(MAX_KEPT);
         }
         finalizers.shrink_to_fit();

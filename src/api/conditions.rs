@@ -29,6 +29,9 @@ pub const NOT_READY_TAINT_REMOVED: &str = "NotReadyTaintRemoved";
 /// Whether the Node's pods with volumes were evicted one after the other. Only for machines that request it,
 /// while there is a state to report.
 pub const VOLUMES_DRAINED: &str = "VolumesDrained";
+/// Whether a template has every field that a machine needs. Only of templates that lack one and that no
+/// ClusterClass owns.
+pub const COMPLETE: &str = "Complete";
 /// The progress of a deletion.
 pub const DELETING: &str = "Deleting";
 

@@ -63,3 +63,9 @@ pub fn quantities(_: &mut SchemaGenerator) -> Schema {
         },
     })
 }
+
+/// The status that the API server shows before the first reconcile. Tools such as kstatus compare
+/// `observedGeneration` with the generation, and take an object without status for a finished one.
+pub fn unobserved() -> serde_json::Value {
+    serde_json::json!({"observedGeneration": -1})
+}

@@ -1,5 +1,6 @@
 //! `infrastructure.capcmi.io/v1alpha1`.
 
+mod changes;
 mod infra_cluster;
 mod infra_machine;
 mod remediation;
@@ -9,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::Parts;
 
+pub use changes::{SPEC_CHANGES, SpecChange};
 pub use infra_cluster::{
     FailureDomain, InfraCluster, InfraClusterInitialization, InfraClusterSpec, InfraClusterStatus,
     InfraClusterTemplate, InfraClusterTemplateResource, InfraClusterTemplateSpec,

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::Error;
 use crate::api::progress::Task;
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::{MetadataOnly, ObjectMetaExt as _, annotations};
+use crate::api::{MetadataOnly, ObjectMetaExt as _, annotations, bounded};
 
 /// Field manager of every write, so that Cluster API's server-side apply leaves our fields alone.
 pub const FIELD_MANAGER: &str = "capcmi";
@@ -36,6 +36,26 @@ pub async fn patch_metadata<K: Clone + Resource>(
         .map_err(kube::Error::BuildRequest)?;
     let MetadataOnly(metadata) = api.clone().into_client().request(request).await?;
     Ok(metadata)
+}
+
+/// Returns all finalizers of this version of an object. If the cache may have truncated them, they come from the
+/// answer to a patch without changes: the provider may not `get` every kind.
+///
+/// # Errors
+/// [`Error::Conflict`] when the object has changed. The API server refused or could not be reached.
+pub async fn finalizers<K: Clone + Resource>(
+    api: &Api<K>,
+    metadata: &ObjectMeta,
+    action: &'static str,
+) -> Result<Vec<String>, Error> {
+    let known = metadata.finalizers.clone().unwrap_or_default();
+    if known.len() < bounded::MAX_KEPT {
+        return Ok(known);
+    }
+    let body = json!({"metadata": {"resourceVersion": metadata.resource_version}});
+    let live = patch_metadata(api, metadata.name(), &body).await;
+    let live = live.map_err(|error| Error::api(action, error))?;
+    Ok(live.finalizers.unwrap_or_default())
 }
 
 /// Records the progress of a task in this version of an InfraMachine, and returns the patched object.

@@ -1,18 +1,27 @@
 //! Plans the reconcile of an InfraCluster, and computes its status. Pure.
 
+mod deletion;
+mod owner;
+
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
-use crate::api::cluster_api::Cluster;
+use crate::api::cluster_api::{ApiEndpoint, Cluster};
 use crate::api::conditions::{
-    self, ConditionStatus, DRIVER_REACHABLE, FAILURE_DOMAINS_UP_TO_DATE, PAUSED, READY, Setter, reason,
+    self, ConditionStatus, DELETING, DRIVER_REACHABLE, FAILURE_DOMAINS_UP_TO_DATE, PAUSED, READY, Setter,
+    reason,
 };
 use crate::api::retry::is_same_or_both_transient;
 use crate::api::v1alpha1::{FailureDomain, InfraCluster, InfraClusterInitialization, InfraClusterStatus};
-use crate::api::{annotations, paused_by};
+use crate::api::{CLUSTER_FINALIZER, annotations, paused_by};
 use cmi_driver::{Code, Status, Zone};
+
+use self::deletion::deletion;
+pub use self::owner::Claim;
+use self::owner::without_owner;
 
 #[cfg(test)]
 mod tests;
@@ -32,6 +41,12 @@ pub struct Observed<'a> {
     pub owner: Option<&'a Cluster>,
     /// The Cluster's id at drivers.
     pub cluster_id: Option<String>,
+    /// How the Clusters of the namespace refer to the InfraCluster. Read only while no Cluster owns it.
+    pub claim: Claim,
+    /// How many InfraMachines the Cluster has. Counted only during the deletion of the InfraCluster.
+    pub machines: usize,
+    /// The current time.
+    pub now: Timestamp,
 }
 
 /// The action of a reconcile.
@@ -41,13 +56,37 @@ pub enum Plan {
     NoOp,
     /// The InfraCluster is paused; the message names the cause.
     Pause(String),
+    /// No Cluster owns the InfraCluster, which is normal for this long.
+    AwaitOwner(Duration),
+    /// No Cluster owns the InfraCluster; the message says why.
+    ReportMissingOwner(String),
+    /// The InfraCluster must not be deleted yet.
+    Hold {
+        /// The reason of the condition.
+        reason: &'static str,
+        /// The object that needs the InfraCluster, and the remedy.
+        message: String,
+    },
+    /// The finalizer of a deleted InfraCluster can be removed.
+    Release,
     /// The InfraCluster may be used.
     Provision {
         /// The id that drivers know the Cluster by.
         cluster_id: String,
-        /// Whether the control plane endpoint is not known yet.
-        awaits_endpoint: bool,
+        /// The state of the control plane endpoint.
+        endpoint: Endpoint,
     },
+}
+
+/// The state of a control plane endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    /// The InfraCluster or the Cluster has it.
+    Known,
+    /// Neither has it yet.
+    Missing,
+    /// The InfraCluster was changed after Cluster API had copied the endpoint; the Cluster's endpoint.
+    Changed(String),
 }
 
 /// The driver's failure domains, as far as they are known.
@@ -76,28 +115,47 @@ pub fn plan(infra: &InfraCluster, observed: &Observed<'_>) -> Plan {
             .as_ref()
             .is_some_and(|all| all.contains_key(key))
     };
+    let is_deleting = infra.metadata.deletion_timestamp.is_some();
     // An externally managed InfraCluster: spec and status have another writer.
-    if annotated(annotations::MANAGED_BY) || infra.metadata.deletion_timestamp.is_some() {
+    let is_foreign = annotated(annotations::MANAGED_BY);
+    if is_deleting && !has_finalizer(infra) || is_foreign && !is_deleting {
         return Plan::NoOp;
     }
-    let (Some(owner), Some(cluster_id)) = (observed.owner, &observed.cluster_id) else {
-        return Plan::NoOp;
-    };
-    match paused_by(infra, owner.is_paused()) {
-        Some(by) => Plan::Pause(by),
-        None => Plan::Provision {
+    if let Some(by) = paused_by(infra, observed.owner.is_some_and(Cluster::is_paused)) {
+        return Plan::Pause(by);
+    }
+    if is_deleting {
+        return deletion(infra, observed);
+    }
+    match (observed.owner, &observed.cluster_id) {
+        (Some(owner), Some(cluster_id)) => Plan::Provision {
             cluster_id: cluster_id.clone(),
-            awaits_endpoint: !has_endpoint(infra, owner),
+            endpoint: endpoint(infra, owner),
         },
+        (None, _) | (_, None) => without_owner(infra, observed),
     }
 }
 
-fn has_endpoint(infra: &InfraCluster, owner: &Cluster) -> bool {
-    let is_set = |host: &str, port: i32| !host.is_empty() && port != 0;
-    let here = infra.spec.control_plane_endpoint.as_ref();
-    let there = owner.spec.control_plane_endpoint.as_ref();
-    here.is_some_and(|endpoint| is_set(&endpoint.host, endpoint.port))
-        || there.is_some_and(|endpoint| is_set(&endpoint.host, endpoint.port))
+/// Whether the object has this provider's finalizer.
+pub fn has_finalizer(infra: &InfraCluster) -> bool {
+    let all = infra.metadata.finalizers.as_deref().unwrap_or_default();
+    all.iter().any(|name| name == CLUSTER_FINALIZER)
+}
+
+fn endpoint(infra: &InfraCluster, owner: &Cluster) -> Endpoint {
+    let set = |endpoint: &Option<ApiEndpoint>| {
+        let endpoint = endpoint.clone()?;
+        (!endpoint.host.is_empty() && endpoint.port != 0).then_some(endpoint)
+    };
+    let here = set(&infra.spec.control_plane_endpoint);
+    let there = set(&owner.spec.control_plane_endpoint);
+    match (here, there) {
+        (None, None) => Endpoint::Missing,
+        (Some(here), Some(there)) if here != there => {
+            Endpoint::Changed(format!("{}:{}", there.host, there.port))
+        }
+        (Some(_), _) | (None, Some(_)) => Endpoint::Known,
+    }
 }
 
 /// A status under construction.
@@ -112,12 +170,17 @@ pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) 
     let status = infra.status.clone().unwrap_or_default();
     let mut draft = Draft { infra, status, now };
     match plan {
-        Plan::NoOp => {}
+        Plan::NoOp | Plan::AwaitOwner(_) | Plan::Release => {}
+        Plan::ReportMissingOwner(why) => {
+            draft.mark_false(READY, reason::WAITING_FOR_OWNER, why);
+            draft.status.observed_generation = infra.metadata.generation;
+        }
+        Plan::Hold { reason, message } => draft.set(DELETING, ConditionStatus::True, reason, message),
         // While paused, the rest of the status describes the generation that it was computed from.
         Plan::Pause(by) => draft.set(PAUSED, ConditionStatus::True, reason::PAUSED, by),
-        Plan::Provision { awaits_endpoint, .. } => {
+        Plan::Provision { endpoint, .. } => {
             draft.mark_false(PAUSED, reason::NOT_PAUSED, "");
-            draft.record_zones(zones, *awaits_endpoint);
+            draft.record_zones(zones, endpoint);
             draft.status.observed_generation = infra.metadata.generation;
         }
     }
@@ -227,12 +290,12 @@ impl Draft<'_> {
         self.set(type_, ConditionStatus::False, reason, message);
     }
 
-    fn record_zones(&mut self, zones: &Zones, awaits_endpoint: bool) {
+    fn record_zones(&mut self, zones: &Zones, endpoint: &Endpoint) {
         match zones {
-            Zones::NotQueried => self.provisioned(awaits_endpoint),
+            Zones::NotQueried => self.provisioned(endpoint),
             // A machine can't be created in a failure domain that no longer exists.
-            Zones::None => self.answered(Vec::new(), awaits_endpoint),
-            Zones::Known(zones) => self.answered(failure_domains(zones), awaits_endpoint),
+            Zones::None => self.answered(Vec::new(), endpoint),
+            Zones::Known(zones) => self.answered(failure_domains(zones), endpoint),
             Zones::Failed(error) => {
                 let (reason, message) = (error.code().name(), error.message());
                 if error.code().is_outage() {
@@ -260,11 +323,11 @@ impl Draft<'_> {
         self.mark_false(DRIVER_REACHABLE, reason, message);
     }
 
-    fn answered(&mut self, domains: Vec<FailureDomain>, awaits_endpoint: bool) {
+    fn answered(&mut self, domains: Vec<FailureDomain>, endpoint: &Endpoint) {
         self.reachable();
         self.mark_true(FAILURE_DOMAINS_UP_TO_DATE, reason::UP_TO_DATE);
         self.status.failure_domains = domains;
-        self.provisioned(awaits_endpoint);
+        self.provisioned(endpoint);
     }
 
     /// Reports that the failure domains are unknown or outdated.
@@ -284,17 +347,24 @@ impl Draft<'_> {
     /// Reports that machines may be created. They do not need the control plane endpoint. Some control planes
     /// provide it only once their machines exist, so waiting for it would be a deadlock. A missing endpoint
     /// is reported.
-    fn provisioned(&mut self, awaits_endpoint: bool) {
+    fn provisioned(&mut self, endpoint: &Endpoint) {
         self.status.initialization = Some(InfraClusterInitialization {
             provisioned: Some(true),
         });
-        if awaits_endpoint {
-            let message = "the control plane endpoint is not known: set spec.controlPlaneEndpoint of the \
-                InfraCluster or the Cluster, unless the control plane provides it";
-            let reason = reason::WAITING_FOR_CONTROL_PLANE_ENDPOINT;
-            self.mark_false(READY, reason, message);
-        } else {
-            self.mark_true(READY, reason::READY);
+        match endpoint {
+            Endpoint::Known => self.mark_true(READY, reason::READY),
+            Endpoint::Missing => {
+                let message = "the control plane endpoint is not known: set spec.controlPlaneEndpoint of the \
+                    InfraCluster or the Cluster, unless the control plane provides it";
+                self.mark_false(READY, reason::WAITING_FOR_CONTROL_PLANE_ENDPOINT, message);
+            }
+            Endpoint::Changed(kept) => {
+                let message = format!(
+                    "spec.controlPlaneEndpoint differs from the Cluster, which keeps {kept}: set it to that \
+                        value, or remove it"
+                );
+                self.mark_false(READY, reason::CONTROL_PLANE_ENDPOINT_CHANGED, &message);
+            }
         }
     }
 }

@@ -9,11 +9,13 @@ mod status;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Client;
 use kube::api::Api;
 
 use self::plan::{Plan, plan};
 use self::status::{Described, paused, status};
+use crate::api::cluster_api;
 use crate::api::retry::{Call, LONG_WAIT};
 use crate::api::v1alpha1::{InfraMachineTemplate, InfraMachineTemplateStatus};
 use crate::api::wall_clock;
@@ -89,7 +91,9 @@ fn requeue(described: &Described) -> Requeue {
         Described::Known(_) | Described::NotSupported => Requeue::After(DRIVER_REFRESH_INTERVAL),
         Described::NotConfigured(_) => Requeue::OnChange,
         // Another version of the driver may accept the spec, or report a capacity that can be published.
-        Described::Refused(_) | Described::Unusable(_) => Requeue::After(LONG_WAIT),
+        Described::Refused(_) | Described::Incomplete(_) | Described::OfClass | Described::Unusable(_) => {
+            Requeue::After(LONG_WAIT)
+        }
         // Secrets are not watched.
         Described::NoSecrets(_) => Requeue::BackOff(Duration::ZERO),
         Described::Failed(status) => Requeue::after_failure(Call::DescribeClass, status),
@@ -108,15 +112,35 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
         call: Call::DescribeClass,
         enqueue: &ctx.enqueue,
     };
+    let is_of_class = is_of_class(&template.metadata);
     let spec = |capabilities: &Capabilities| {
-        let violation = violation(template, capabilities);
-        violation.map_or_else(|| Ok(ProviderSpec(wanted.provider_spec.clone())), Err)
+        if let Some(why) = given_violation(template, capabilities) {
+            return Err(Described::Refused(why));
+        }
+        // The driver may refuse what a patch of the class replaces, and the Secret may be elsewhere.
+        if is_of_class {
+            return Err(Described::OfClass);
+        }
+        match violation(template, capabilities) {
+            Some(why) => Err(Described::Incomplete(why)),
+            None => Ok(ProviderSpec(wanted.provider_spec.clone())),
+        }
     };
     let answer = query.run(spec, |class| DescribeClassRequest { class }).await?;
     Ok(answer.map(|answer| match answer {
         QueryResult::Known(description) => Described::of(description),
-        QueryResult::Skipped(violation) => Described::Refused(violation),
+        QueryResult::Skipped(why) => why,
         QueryResult::NotSupported => Described::NotSupported,
+        // A patch may set the driver, and the Clusters of the class may be in another namespace.
+        QueryResult::NotResolved(_)
+            if is_of_class
+                && wanted
+                    .driver
+                    .as_deref()
+                    .is_none_or(|name| ctx.drivers.named(name).is_some()) =>
+        {
+            Described::OfClass
+        }
         // In a template, the field is below `spec.template`.
         QueryResult::NotResolved(error @ ResolveError::Ambiguous { .. }) => {
             Described::NotConfigured(format!("spec.template.{error}"))
@@ -130,15 +154,40 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
 /// Returns why no machine can be made from the template, for any Machine, with the path of the field; `None`
 /// where nothing prevents it.
 pub fn violation(template: &InfraMachineTemplate, capabilities: &Capabilities) -> Option<String> {
+    let check = |spec: &ProviderSpec| capabilities.spec_error(spec);
+    violation_by(template, check)
+}
+
+/// Returns the fault of the template that no patch of a ClusterClass repairs by adding fields.
+fn given_violation(template: &InfraMachineTemplate, capabilities: &Capabilities) -> Option<String> {
+    let check = |spec: &ProviderSpec| capabilities.given_spec_error(spec);
+    violation_by(template, check)
+}
+
+fn violation_by(
+    template: &InfraMachineTemplate,
+    check: impl FnOnce(&ProviderSpec) -> Option<String>,
+) -> Option<String> {
     let spec = &template.spec.template.spec;
     let violations = spec.violations();
     if !violations.is_empty() {
         let all = violations.join("; spec.template.spec.");
         return Some(format!("spec.template.spec.{all}"));
     }
-    let spec = ProviderSpec(spec.provider_spec.clone());
-    let refusal = capabilities.spec_error(&spec);
+    let refusal = check(&ProviderSpec(spec.provider_spec.clone()));
     refusal.map(|why| format!("spec.template.spec.{why}"))
+}
+
+/// Whether a ClusterClass owns the template. Its patches change copies of the template, never the template.
+fn is_of_class(meta: &ObjectMeta) -> bool {
+    let group = |owner: &OwnerReference| {
+        owner
+            .api_version
+            .split_once('/')
+            .map(|(group, _)| group.to_owned())
+    };
+    let mut owners = meta.owner_references.iter().flatten();
+    owners.any(|owner| owner.kind == "ClusterClass" && group(owner).as_deref() == Some(cluster_api::GROUP))
 }
 
 #[cfg(test)]

@@ -112,13 +112,32 @@ impl Caches {
 
     /// Returns the InfraCluster of a Cluster, if it exists and is of this provider.
     pub fn infra_cluster_of(&self, cluster: &Cluster) -> Option<Arc<DeserializeGuard<InfraCluster>>> {
-        let infra = cluster.spec.infrastructure_ref.as_ref()?;
-        if !infra.is_to::<InfraCluster>() {
-            return None;
-        }
+        let name = cluster.infra_cluster_name()?;
         let namespace = cluster.metadata.namespace.as_deref()?;
-        self.infra_clusters
-            .get(&ObjectRef::new(&infra.name).within(namespace))
+        self.infra_clusters.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns the Clusters of a namespace that refer to an InfraCluster of this provider.
+    pub fn clusters_with_infra(&self, namespace: &str) -> Vec<Arc<Cluster>> {
+        let beside = self.clusters.select(|entry| entry.key().namespace() == namespace);
+        let mut clusters: Vec<_> = beside.iter().filter_map(Entry::object).collect();
+        clusters.retain(|cluster| cluster.infra_cluster_name().is_some());
+        clusters
+    }
+
+    /// Counts the machines of the Clusters that own an InfraCluster or are in its label. The Clusters need not
+    /// exist.
+    pub fn count_machines_of(&self, infra: &ObjectMeta) -> usize {
+        let owners = cluster_owners(infra).map(|owner| owner.name.as_str());
+        let names: BTreeSet<_> = owners.chain(cluster_name(infra)).collect();
+        self.infra_machines.scan(|all| {
+            let labelled = all.filter(|entry| {
+                let cluster = entry.facts().cluster.as_deref();
+                entry.key().namespace() == infra.namespace()
+                    && cluster.is_some_and(|name| names.contains(name))
+            });
+            labelled.count()
+        })
     }
 
     /// Returns the names of the drivers that made the machines of a Cluster.

@@ -39,6 +39,15 @@ async fn the_provider_id_is_set_once() -> Result<()> {
         let message = refusal(merge(&machines, "m", json!({"spec": patch})).await)?;
         ensure!(message.contains(why), "{patch}: {message}");
     }
+    // Without a name, the machine has the only driver, and keeps it.
+    create(
+        &tenant,
+        &object("InfraMachine", "unnamed", &json!({}), &json!({})),
+    )
+    .await??;
+    merge(&machines, "unnamed", json!({"spec": {"providerID": "cmi:///2"}})).await?;
+    let message = refusal(merge(&machines, "unnamed", json!({"spec": {"driver": "a"}})).await)?;
+    ensure!(message.contains("spec.driver is immutable"), "{message}");
     let template = json!({"template": {"spec": {"providerID": "cmi:///1"}}});
     let templates = api(User::Tenant, &namespace, "InfraMachineTemplate").await?;
     let template = object("InfraMachineTemplate", "t", &json!({}), &template);
@@ -112,6 +121,11 @@ async fn a_status_comes_back_as_it_was_written() -> Result<()> {
             .patch_status(name, &PatchParams::default(), &patch)
             .await?;
         let stored = stored.data.get("status").cloned().unwrap_or_else(|| json!({}));
+        let status = InfraMachineStatus {
+            // The default, until the provider writes another.
+            observed_generation: status.observed_generation.or(Some(-1)),
+            ..status
+        };
         assert_eq!(
             serde_json::from_value::<InfraMachineStatus>(stored)?,
             status,

@@ -10,6 +10,7 @@ mod diagnostics;
 mod ec2;
 mod explain;
 mod failures;
+mod gitops;
 mod health_check;
 mod identity;
 mod idle;

@@ -18,6 +18,7 @@ mod health_check;
 mod identity;
 mod idle;
 mod in_place_update;
+mod infra_cluster;
 mod late_create;
 mod leadership;
 mod lifecycle;

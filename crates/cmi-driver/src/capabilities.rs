@@ -177,6 +177,16 @@ impl Capabilities {
         let refused = self.check_spec(spec).err()?;
         Some(refused.message().to_owned())
     }
+
+    /// Returns the fault of an incomplete provider spec that no further field repairs.
+    pub fn given_spec_error(&self, spec: &ProviderSpec) -> Option<String> {
+        if let Err(reserved) = tags::check_free(spec, self) {
+            return Some(reserved.to_string());
+        }
+        let schema = self.provider_spec_schema.as_ref()?;
+        let refused = schema.check_given(spec).err()?;
+        Some(refused.message().to_owned())
+    }
 }
 
 #[cfg(test)]

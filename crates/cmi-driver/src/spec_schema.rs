@@ -67,6 +67,22 @@ impl SpecSchema {
     /// # Errors
     /// INVALID_ARGUMENT with the path of each field that violates the schema.
     pub fn check(&self, spec: &ProviderSpec) -> Result<(), Status> {
+        self.check_for(spec, |_| true)
+    }
+
+    /// Checks an incomplete provider spec: the fields that it has, not the fields that it lacks.
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT with the path of each field that no further field makes valid.
+    pub fn check_given(&self, spec: &ProviderSpec) -> Result<(), Status> {
+        self.check_for(spec, is_final)
+    }
+
+    fn check_for(
+        &self,
+        spec: &ProviderSpec,
+        counts: impl Fn(&ValidationError<'_>) -> bool,
+    ) -> Result<(), Status> {
         let Ok(validator) = &self.compiled else {
             return Ok(());
         };
@@ -76,6 +92,7 @@ impl SpecSchema {
         }
         let mut violations: Vec<String> = validator
             .iter_errors(&instance)
+            .filter(counts)
             .take(MAX_LISTED + 1)
             .map(|error| format!("providerSpec{}: {}", error.instance_path(), why(&error)))
             .collect();
@@ -102,6 +119,21 @@ fn compile(schema: &Value) -> Result<Validator, String> {
         )
         .build(schema)
         .map_err(|error| error.to_string())
+}
+
+/// Whether a violation stays when fields or items are added to the spec.
+fn is_final(error: &ValidationError<'_>) -> bool {
+    match error.kind() {
+        ValidationErrorKind::Required { .. }
+        | ValidationErrorKind::MinProperties { .. }
+        | ValidationErrorKind::MinItems { .. }
+        | ValidationErrorKind::Contains
+        | ValidationErrorKind::OneOfMultipleValid { .. } => false,
+        ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
+            context.iter().all(|branch| branch.iter().any(is_final))
+        }
+        _ => true,
+    }
 }
 
 /// Returns the message of a violation. For an enumeration, it lists all values: the library hides the third
@@ -163,6 +195,41 @@ mod tests {
                 .check(&spec(&json!({"vmPool": "a", "disk": {"size": 1}})))
                 .is_ok()
         );
+    }
+
+    #[test]
+    fn an_incomplete_spec_is_checked_for_the_fields_that_it_has() {
+        let schema = SpecSchema::new(json!({
+            "type": "object",
+            "required": ["vmPool", "disk"],
+            "additionalProperties": false,
+            "properties": {
+                "vmPool": {"type": "string"},
+                "disk": {"type": "object", "required": ["size"], "properties": {"size": {"type": "integer"}}},
+                "network": {"anyOf": [
+                    {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
+                    {"type": "object", "required": ["id"], "properties": {"id": {"type": "string"}}},
+                ]},
+            },
+        }));
+        for (given, fault) in [
+            (json!({}), None),
+            (json!({"disk": {}, "network": {}}), None),
+            (json!({"disk": {"size": "x"}}), Some("disk/size")),
+            (json!({"size": 1}), Some("size")),
+            (json!({"network": {"name": 1}}), None),
+            (json!({"network": {"name": 1, "id": 1}}), Some("network")),
+            (json!({"network": "default"}), Some("network")),
+        ] {
+            let checked = schema.check_given(&spec(&given));
+            let message = checked.err().map(|status| status.message().to_owned());
+            assert_eq!(message.is_some(), fault.is_some(), "{given}: {message:?}");
+            assert!(
+                message.unwrap_or_default().contains(fault.unwrap_or_default()),
+                "{given}"
+            );
+            assert!(schema.check(&spec(&given)).is_err(), "{given}");
+        }
     }
 
     #[test]

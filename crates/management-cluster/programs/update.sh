@@ -12,6 +12,8 @@ cluster_api_operator=v0.29.0
 flux=v1.9.6
 # The last release whose programs are part of its main module: those of later ones are in modules that nobody serves.
 cert_manager=v1.11.5
+cli_utils=v1.2.3
+gopher_lua=v1.1.1
 go=1.26.0
 
 start() {
@@ -100,4 +102,12 @@ as_kubernetes() {
     module=github.com/fluxcd/kustomize-controller
     go mod edit -require="$module@$flux"
     go mod download "$module"
+)
+
+# The health of objects as Flux, at the version above, and Argo CD see it.
+(
+    cd health
+    start health
+    go mod edit -require="github.com/fluxcd/cli-utils@$cli_utils" -require="github.com/yuin/gopher-lua@$gopher_lua"
+    go mod tidy
 )

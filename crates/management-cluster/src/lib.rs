@@ -42,7 +42,7 @@ pub use self::{
     programs::{
         CERT_MANAGER_VERSION, CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, CertManager, FLUX_VERSION,
         HELM_VERSION, KUBERNETES_VERSION, KubeadmProgram, MACHINE_CONTROLLER_MANAGER_VERSION, Programs,
-        flux_definition, helm,
+        flux_definition, health, helm,
     },
     run_folder::RunFolder,
     workload::{BOOTSTRAP_KUBECONFIG, KUBELET_CONFIG, WORKLOAD_HOST, Workload},

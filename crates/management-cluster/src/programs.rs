@@ -16,8 +16,8 @@ use anyhow::{Context, Result, ensure};
 use self::{
     build::build_missing,
     go_module::{
-        CLUSTER_API, CLUSTER_API_OPERATOR, FLUX, GoModule, HELM, KUBEADM_BOOTSTRAP, KUBEADM_CONTROL_PLANE,
-        KUBERNETES, MACHINE_CONTROLLER_MANAGER, Package,
+        CLUSTER_API, CLUSTER_API_OPERATOR, FLUX, GoModule, HEALTH, HELM, KUBEADM_BOOTSTRAP,
+        KUBEADM_CONTROL_PLANE, KUBERNETES, MACHINE_CONTROLLER_MANAGER, Package,
     },
 };
 
@@ -193,6 +193,24 @@ pub async fn helm() -> Result<PathBuf> {
     tokio::task::spawn_blocking(find)
         .await
         .context("the search for Helm was interrupted")?
+}
+
+/// The path of the program that computes the health of objects as GitOps tools do: `health flux`, or `health argocd
+/// FILE` with the health check in a file. It reads objects as a JSON array and writes an array of `status` and
+/// `message`. It is separate from [`Programs`], so that only its users wait for its build.
+///
+/// # Errors
+/// As those of [`Programs::find`].
+pub async fn health() -> Result<PathBuf> {
+    let find = || {
+        let folder = cache_folder()?.join(HEALTH.cache_key());
+        let packages: Vec<_> = HEALTH.packages.iter().collect();
+        build_missing(&HEALTH, &packages, &folder, |_| Ok(()))?;
+        Ok(folder.join("health"))
+    };
+    tokio::task::spawn_blocking(find)
+        .await
+        .context("the search for the program health was interrupted")?
 }
 
 /// The definition of Flux's Kustomizations, as YAML. It comes from Flux's Go module; no program of it is

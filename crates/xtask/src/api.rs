@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use crate::markdown;
 use capcmi::admission::manifests;
+use capcmi::api::v1alpha1::SPEC_CHANGES;
 
 /// The place in a template below which the fields are those of another kind.
 const TEMPLATED: &str = "spec.template";
@@ -44,6 +45,18 @@ pub(crate) fn table(kind: &str) -> Result<String> {
         .map(row)
         .collect();
     Ok(markdown(&["Field", "Type", "Limits", "Meaning"], &rows))
+}
+
+/// Returns when the fields of the specs may change, and the effects.
+pub(crate) fn changes() -> String {
+    let rows: Vec<_> = SPEC_CHANGES
+        .iter()
+        .map(|change| {
+            let field = format!("`{}`", change.field);
+            [change.kind, &field, change.when, change.effect].map(str::to_owned)
+        })
+        .collect();
+    markdown(&["Kind", "Field", "Changeable", "Effect of a change"], &rows)
 }
 
 /// Collects the fields below one, in the order of their names, except below fields that are described
@@ -182,6 +195,38 @@ mod tests {
                 let cells: Vec<_> = line.split(" | ").collect();
                 assert!(!cells[1].is_empty(), "no type: {line}");
                 assert!(!line.ends_with("|  |"), "no meaning: {line}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_field_of_a_spec_says_when_it_may_change() {
+        for kind in [
+            "InfraMachine",
+            "InfraMachineTemplate",
+            "InfraCluster",
+            "InfraClusterTemplate",
+        ] {
+            let listed: Vec<_> = SPEC_CHANGES.iter().filter(|change| change.kind == kind).collect();
+            let definitions = manifests::definitions().unwrap();
+            let definition = definitions.iter().find(|it| it["spec"]["names"]["kind"] == kind);
+            let schema = &definition.unwrap()["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+            let spec = &schema["properties"]["spec"];
+            let mut fields = Vec::new();
+            collect("spec", spec, &mut fields);
+            let is_listed = |path: &str| {
+                let covers = |field: &str| path == field || path.starts_with(&format!("{field}."));
+                listed.iter().filter(|change| covers(change.field)).count() == 1
+            };
+            for field in &fields {
+                let is_group = listed
+                    .iter()
+                    .any(|change| change.field.starts_with(&format!("{}.", field.path)));
+                assert!(is_group || is_listed(&field.path), "{kind}: {}", field.path);
+            }
+            for change in &listed {
+                let exists = fields.iter().any(|field| change.field.starts_with(&field.path));
+                assert!(exists, "{kind}: {}", change.field);
             }
         }
     }

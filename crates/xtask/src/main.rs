@@ -115,6 +115,7 @@ fn block(name: &str) -> Result<String> {
         "metrics" => metrics::table(),
         "timeouts" => timeouts::table(),
         "reasons" => reasons::table()?,
+        "changes of specs" => api::changes(),
         _ if let Some(when) = name.strip_prefix("failures ") => failures::table(when)?,
         _ if let Some(kind) = name.strip_prefix("fields of ") => api::table(kind)?,
         _ => bail!("unknown block `{name}`"),

@@ -139,6 +139,7 @@ fn endpoint(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
 /// Observed state of the infrastructure of a Cluster.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("default" = schema::unobserved()))]
 pub struct InfraClusterStatus {
     /// Initialization as Cluster API reads it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -150,14 +151,14 @@ pub struct InfraClusterStatus {
         "x-kubernetes-list-map-keys" = ["name"]
     ))]
     pub failure_domains: Vec<FailureDomain>,
-    /// Ready, Paused, DriverReachable and FailureDomainsUpToDate. Causes and remedies:
+    /// Ready, Paused, DriverReachable, FailureDomainsUpToDate, and Deleting during a deletion. Causes and remedies:
     /// <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/reference/reasons.md#reasons>
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
-    /// Generation that this status describes.
+    /// Generation that this status describes; -1 before the first reconcile.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = -1))]
     pub observed_generation: Option<i64>,
 }
 

@@ -118,14 +118,14 @@ use crate::api::{bounded, schema};
         "message": "spec.providerID is immutable"
     },
     {
-        "rule": "!has(oldSelf.driver) || !has(oldSelf.providerID) || (has(self.driver) && self.driver == \
-            oldSelf.driver)",
+        "rule": "!has(oldSelf.providerID) || (has(oldSelf.driver) ? has(self.driver) && self.driver == \
+            oldSelf.driver : !has(self.driver))",
         "message": "spec.driver is immutable once the VM exists or is being created"
     }
 ]))]
 pub struct InfraMachineSpec {
     /// The driver's id of the VM, equal to the Node's spec.providerID. The provider sets it once, when the VM
-    /// is created.
+    /// is created. The cluster autoscaler knows a machine by the last segment.
     #[serde(rename = "providerID", skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 512))]
     #[garde(length(bytes, min = 1, max = 512))]
@@ -309,6 +309,7 @@ pub struct SecretReference {
 /// Observed state of the VM.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("default" = schema::unobserved()))]
 pub struct InfraMachineStatus {
     /// Whether the VM was provisioned. For readers of the older contract.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -349,9 +350,9 @@ pub struct InfraMachineStatus {
     /// The last operation, and the time of the next attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_operation: Option<LastOperation>,
-    /// Generation that this status describes.
+    /// Generation that this status describes; -1 before the first reconcile.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = -1))]
     pub observed_generation: Option<i64>,
 }
 

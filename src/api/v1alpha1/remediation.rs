@@ -130,6 +130,7 @@ impl InfraMachineRemediationSpec {
 /// Progress of a remediation.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("default" = schema::unobserved()))]
 pub struct InfraMachineRemediationStatus {
     /// Waiting, Restarting or Replacing.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -147,9 +148,9 @@ pub struct InfraMachineRemediationStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
-    /// Generation that this status describes.
+    /// Generation that this status describes; -1 before the first reconcile.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = -1))]
     pub observed_generation: Option<i64>,
 }
 

@@ -102,6 +102,7 @@ pub struct TemplateMetadata {
 /// template.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("default" = schema::unobserved()))]
 pub struct InfraMachineTemplateStatus {
     /// Resources by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -110,14 +111,14 @@ pub struct InfraMachineTemplateStatus {
     /// Architecture and operating system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_info: Option<NodeInfo>,
-    /// Ready, with the invalid field in its message, and Paused. Causes and remedies:
+    /// Ready, with the invalid field in its message, Paused, and Complete while a field is missing. Causes and remedies:
     /// <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/reference/reasons.md#reasons>
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
-    /// Generation that this status describes.
+    /// Generation that this status describes; -1 before the first reconcile.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = -1))]
     pub observed_generation: Option<i64>,
 }
 

@@ -1,13 +1,18 @@
 //! The plan and the status for each state of a Cluster and its driver.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
 use super::*;
-use crate::api::cluster_api::{ApiEndpoint, ClusterSpec};
+use crate::api::cluster_api::{ApiEndpoint, ClusterSpec, ObjectReference};
 use crate::api::v1alpha1::InfraClusterSpec;
 
 fn observed(owner: &Cluster) -> Observed<'_> {
     Observed {
         owner: Some(owner),
         cluster_id: Some("c-1".to_owned()),
+        claim: Claim::None,
+        machines: 0,
+        now: Timestamp::UNIX_EPOCH,
     }
 }
 
@@ -20,7 +25,7 @@ fn annotated(key: &str) -> InfraCluster {
 fn provision() -> Plan {
     Plan::Provision {
         cluster_id: "c-1".to_owned(),
-        awaits_endpoint: false,
+        endpoint: Endpoint::Known,
     }
 }
 
@@ -37,17 +42,67 @@ fn cluster_at(host: &str) -> Cluster {
 }
 
 #[test]
-fn an_externally_managed_or_ownerless_cluster_is_left_alone() {
+fn an_externally_managed_cluster_is_left_alone() {
     let owner = Cluster::new("c", ClusterSpec::default());
     assert_eq!(
         plan(&annotated(annotations::MANAGED_BY), &observed(&owner)),
         Plan::NoOp
     );
-    let ownerless = Observed {
-        owner: None,
-        cluster_id: None,
+}
+
+/// An InfraCluster in deletion, with the finalizer.
+fn deleted(key: &str) -> InfraCluster {
+    let mut infra = annotated(key);
+    infra.metadata.finalizers = Some(vec![CLUSTER_FINALIZER.to_owned()]);
+    infra.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    infra
+}
+
+fn cluster_of(infra: &str) -> Cluster {
+    let mut cluster = cluster_at("10.0.0.1");
+    cluster.spec.infrastructure_ref = Some(ObjectReference {
+        api_group: crate::api::GROUP.to_owned(),
+        kind: "InfraCluster".to_owned(),
+        name: infra.to_owned(),
+    });
+    cluster
+}
+
+#[test]
+fn a_deletion_waits_for_the_cluster_and_then_for_its_machines() {
+    let reason = |infra: &InfraCluster, owner: &Cluster, machines| {
+        let observed = Observed {
+            machines,
+            ..observed(owner)
+        };
+        match plan(infra, &observed) {
+            Plan::Hold { reason, message } => (reason, message),
+            Plan::Release => ("", String::new()),
+            other => panic!("{other:?}"),
+        }
     };
-    assert_eq!(plan(&annotated("other"), &ownerless), Plan::NoOp);
+    let (living, mut dying) = (cluster_of("c"), cluster_of("c"));
+    dying.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    let infra = deleted("other");
+    let (held, message) = reason(&infra, &living, 0);
+    assert_eq!(held, reason::CLUSTER_EXISTS);
+    assert!(message.contains("Cluster `c`"), "{message}");
+    let (held, message) = reason(&infra, &dying, 2);
+    assert_eq!(held, reason::MACHINES_EXIST);
+    assert!(message.contains("2 InfraMachines"), "{message}");
+    assert_eq!(reason(&infra, &dying, 0).0, "");
+    assert_eq!(reason(&infra, &cluster_of("another"), 0).0, "", "not needed");
+    assert_eq!(reason(&deleted(annotations::MANAGED_BY), &dying, 0).0, "");
+}
+
+#[test]
+fn a_deletion_without_the_finalizer_or_during_a_pause_is_left_alone() {
+    let owner = cluster_of("c");
+    let mut infra = deleted("other");
+    infra.metadata.finalizers = None;
+    assert_eq!(plan(&infra, &observed(&owner)), Plan::NoOp);
+    let paused = plan(&deleted(annotations::PAUSED), &observed(&owner));
+    assert!(matches!(paused, Plan::Pause(_)));
 }
 
 #[test]
@@ -97,6 +152,22 @@ fn a_cluster_without_an_endpoint_reports_it_and_is_provisioned() {
         port: 6443,
     });
     assert_eq!(reason(&of(&infra, &cluster_at(""))).as_deref(), Some("Ready"));
+}
+
+/// Cluster API copies the endpoint once, so a later change has no effect.
+#[test]
+fn a_changed_endpoint_names_the_endpoint_that_the_cluster_keeps() {
+    let mut infra = annotated("other");
+    infra.spec.control_plane_endpoint = Some(ApiEndpoint {
+        host: "10.0.0.2".to_owned(),
+        port: 6443,
+    });
+    let plan = plan(&infra, &observed(&cluster_at("10.0.0.1")));
+    let changed = status(&infra, &plan, &Zones::None, Timestamp::UNIX_EPOCH);
+    let ready = conditions::get(&changed.conditions, conditions::READY).unwrap();
+    assert_eq!(ready.reason, reason::CONTROL_PLANE_ENDPOINT_CHANGED);
+    assert!(ready.message.contains("10.0.0.1:6443"), "{}", ready.message);
+    assert_eq!(changed.initialization.and_then(|it| it.provisioned), Some(true));
 }
 
 #[test]

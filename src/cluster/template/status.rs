@@ -22,6 +22,11 @@ pub enum Described {
     NotSupported,
     /// The driver was not asked, since the spec is not valid for it: the reason, with the field.
     Refused(String),
+    /// The driver was not asked, since the spec lacks a field, which is valid in a template for a ClusterClass:
+    /// the field.
+    Incomplete(String),
+    /// The driver was not asked, since a ClusterClass completes copies of the template.
+    OfClass,
     /// The driver's answer can't be published: the reason, with the field.
     Unusable(String),
     /// No driver resolves, for this reason.
@@ -88,7 +93,9 @@ pub fn status(
             status.node_info = node_info(description);
             (ConditionStatus::True, reason::READY, "")
         }
-        Described::NotSupported => (ConditionStatus::True, reason::READY, ""),
+        Described::NotSupported | Described::Incomplete(_) | Described::OfClass => {
+            (ConditionStatus::True, reason::READY, "")
+        }
         Described::Refused(why) => (ConditionStatus::False, Code::InvalidArgument.name(), why.as_str()),
         Described::Unusable(why) => (ConditionStatus::False, reason::INVALID_CAPACITY, why.as_str()),
         Described::NotConfigured(why) => (
@@ -105,6 +112,20 @@ pub fn status(
         }
     };
     shown.set(conditions::READY, state, reason, message);
+    match described {
+        Described::Incomplete(why) => {
+            let message = format!("{why}; machines need the field, unless a ClusterClass adds it");
+            shown.set(
+                conditions::COMPLETE,
+                ConditionStatus::False,
+                reason::INCOMPLETE,
+                &message,
+            );
+        }
+        _ => status
+            .conditions
+            .retain(|shown| shown.type_ != conditions::COMPLETE),
+    }
     status.observed_generation = template.metadata.generation;
     status
 }
@@ -236,6 +257,25 @@ mod tests {
             Some(status(&template, &outage, Timestamp::UNIX_EPOCH)),
             template.status
         );
+    }
+
+    /// Tools that wait for Ready=True must not wait for a field that a ClusterClass adds to copies.
+    #[test]
+    fn an_incomplete_template_is_ready_and_names_what_it_lacks() {
+        let mut template = template();
+        let lacks = Described::Incomplete("providerSpec: \"vmPool\" is a required property".to_owned());
+        let incomplete = status(&template, &lacks, Timestamp::UNIX_EPOCH);
+        assert_eq!(ready(&incomplete).0, "True");
+        let shown = conditions::get(&incomplete.conditions, conditions::COMPLETE).unwrap();
+        assert_eq!(
+            (shown.status.as_str(), shown.reason.as_str()),
+            ("False", reason::INCOMPLETE)
+        );
+        assert!(shown.message.contains("vmPool"), "{}", shown.message);
+        template.status = Some(incomplete);
+        let adopted = status(&template, &Described::OfClass, Timestamp::UNIX_EPOCH);
+        assert_eq!(ready(&adopted).0, "True");
+        assert_eq!(conditions::get(&adopted.conditions, conditions::COMPLETE), None);
     }
 
     /// An idle fleet makes no writes, however often its drivers are asked.

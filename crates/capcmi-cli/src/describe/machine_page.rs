@@ -59,8 +59,8 @@ fn head(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
     if let (Some(reason), message) = (&status.failure_reason, status.failure_message.as_deref()) {
         page.row("Failed", &format!("{reason}: {}", message.unwrap_or_default()));
     }
-    let is_behind = status.observed_generation != meta.generation && status.observed_generation.is_some();
-    if is_behind {
+    let observed = status.observed_generation.filter(|generation| *generation >= 0);
+    if observed.is_some() && observed != meta.generation {
         page.row(
             "Note",
             "the spec changed after the provider last wrote the status",

@@ -173,6 +173,29 @@ pub(super) const CERT_MANAGER: GoModule = GoModule {
     build_flags: &["-ldflags=-s -w -X github.com/cert-manager/cert-manager/pkg/util.AppVersion=v1.11.5"],
 };
 
+/// A program that computes the health of objects as GitOps tools do, by their libraries.
+pub(super) const HEALTH: GoModule = GoModule {
+    name: "health",
+    go_mod: include_str!("../../programs/health/go.mod"),
+    go_sum: include_str!("../../programs/health/go.sum"),
+    sources: &[
+        (
+            "health/main.go",
+            include_str!("../../programs/health/health/main.go"),
+        ),
+        (
+            "health/flux.go",
+            include_str!("../../programs/health/health/flux.go"),
+        ),
+        (
+            "health/argocd.go",
+            include_str!("../../programs/health/health/argocd.go"),
+        ),
+    ],
+    packages: &[package("health", "./health")],
+    build_flags: &["-ldflags=-s -w"],
+};
+
 impl GoModule {
     /// Names the folder of the cache. A change of any input of the programs changes the key, and so rebuilds
     /// them.
