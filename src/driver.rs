@@ -47,6 +47,7 @@ use breaker::CredentialsKey;
 use capability_cache::CapabilityCache;
 use driver_client::DriverClient;
 use guard::GuardedDriver;
+pub use guard::{failure_domain, full_failure_domain};
 use permits::Permits;
 use prober::Prober;
 use vm_locks::{VmLock, VmLocks};

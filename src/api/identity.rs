@@ -14,6 +14,7 @@ use serde_json::Value;
 pub use self::vm_record::{InvalidRecord, MadeFrom, VmRecord, decoded, encoded, without_last_known_state};
 pub use self::vm_state::{VmEvent, VmState};
 use crate::api::annotations;
+use crate::api::reason;
 use crate::api::v1alpha1::InfraMachine;
 use cmi_driver::tags::{self, ReservedKey};
 use cmi_driver::{Capabilities, LastKnownState, ProviderSpec};
@@ -255,6 +256,23 @@ pub fn changed_secret(machine: &InfraMachine) -> Option<String> {
     })
 }
 
+/// Returns a message if the spec names a different driver from the driver that may have made the VM.
+fn changed_driver(machine: &InfraMachine) -> Option<String> {
+    let (used, named) = (bound(machine)?.driver, machine.spec.driver.as_deref()?);
+    (used != named).then(|| {
+        format!(
+            "spec.driver names `{named}`, but driver `{used}` may have made the VM: set spec.driver back, or \
+                replace the machine"
+        )
+    })
+}
+
+/// Returns the reason and a message if the spec names a Secret or a driver that is not in use.
+pub fn ignored_change(machine: &InfraMachine) -> Option<(&'static str, String)> {
+    let secret = changed_secret(machine).map(|message| (reason::SECRET_CHANGED, message));
+    secret.or_else(|| changed_driver(machine).map(|message| (reason::DRIVER_CHANGED, message)))
+}
+
 fn secret_ref(machine: &InfraMachine) -> Option<&str> {
     let name = machine.spec.secret_ref.as_ref()?.name.as_str();
     (!name.is_empty()).then_some(name)
@@ -415,5 +433,14 @@ mod tests {
         let refused = of("b", Some(refused));
         assert_eq!(credentials(&refused).as_deref(), Some("b"), "there is no VM");
         assert_eq!(changed_secret(&refused), None);
+        assert_eq!(ignored_change(&refused), None);
+        let mut other = of("a", existing(Some("a")));
+        other.spec.driver = Some("other".to_owned());
+        let (why, message) = ignored_change(&other).unwrap();
+        assert_eq!(why, reason::DRIVER_CHANGED);
+        assert!(
+            message.contains("`other`") && message.contains("`d`"),
+            "{message}"
+        );
     }
 }

@@ -137,6 +137,9 @@ reasons! {
     MACHINES_EXIST = "MachinesExist",
         "The InfraCluster was deleted, and machines of its Cluster are left.",
         Some("Wait for their deletion. If they stay, resolve the conditions of the InfraMachines.");
+    MACHINE_DELETED = "MachineDeleted",
+        "The Machine is being deleted, so its VM is neither created nor changed.",
+        Some("If the deletion lasts, check finalizers, hooks and conditions of the Machine.");
     CLUSTER_NOT_FOUND = "ClusterNotFound",
         "The Cluster of the Machine does not exist.",
         Some("Restore the Cluster, or delete the Machine.");
@@ -169,6 +172,9 @@ reasons! {
     SECRET_CHANGED = "SecretChanged",
         "`spec.secretRef` names another Secret than the one that the VM was created with.",
         Some("Put the new credentials into the original Secret, or replace the machine.");
+    DRIVER_CHANGED = "DriverChanged",
+        "`spec.driver` names another driver than the one that may have made the VM.",
+        Some("Set `spec.driver` back, or replace the machine.");
     MOVE_LABEL_MISSING = "MoveLabelMissing",
         "The Secret with the credentials has neither an owner nor the label by which `clusterctl move` moves \
             it.",
@@ -325,7 +331,8 @@ const fn of_code(code: Code) -> Reason {
         ),
         Code::AlreadyExists => (
             "The back end has a VM with this name that belongs to another machine.",
-            "Delete that VM, or delete the Machine so that its replacement gets another name.",
+            "Delete that VM, then change any annotation of the InfraMachine. Or delete the Machine, so that its \
+                replacement gets another name.",
         ),
         Code::OutOfRange => (
             "A value of the spec is out of range or, for a look-up, several VMs have the identity of this \

@@ -104,7 +104,7 @@ pub enum Disposition {
     AwaitDriver,
     /// Go on without this call.
     Fallback,
-    /// Nothing before the spec changes: failureReason and failureMessage.
+    /// Nothing before the spec or an annotation changes: failureReason and failureMessage.
     Terminal,
     /// There is no such VM: the look-up may be followed by a create.
     Create,

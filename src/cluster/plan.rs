@@ -181,7 +181,10 @@ pub fn status(infra: &InfraCluster, plan: &Plan, zones: &Zones, now: Timestamp) 
         Plan::Provision { endpoint, .. } => {
             draft.mark_false(PAUSED, reason::NOT_PAUSED, "");
             draft.record_zones(zones, endpoint);
-            draft.status.observed_generation = infra.metadata.generation;
+            // A changed driver or Secret was not tried while the driver does not answer.
+            if !matches!(zones, Zones::Failed(error) if error.code().is_outage()) {
+                draft.status.observed_generation = infra.metadata.generation;
+            }
         }
     }
     draft.status

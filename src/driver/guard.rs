@@ -12,8 +12,8 @@ use super::capability_cache::CapabilityCache;
 use super::driver_client::DriverClient;
 use super::prober::Prober;
 use cmi_driver::{
-    Capabilities, DeclaredCapabilities, MachineClass, Operation, PluginInfo, Readiness, Request, Result,
-    Status,
+    Capabilities, Code, DeclaredCapabilities, MachineClass, Operation, PluginInfo, ProviderSpec, Readiness,
+    Request, Result, Status, tags,
 };
 
 /// A driver whose calls have to pass leadership and capabilities, and wait for the rate.
@@ -73,14 +73,44 @@ impl GuardedDriver {
             .class()
             .filter(|_| R::OPERATION == Operation::InitializeMachine)
             .map(|class| ClassKey::of(class, &capabilities.tag_path));
+        let failure_domain = request
+            .class()
+            .filter(|_| R::OPERATION == Operation::CreateMachine)
+            .and_then(|class| failure_domain(&class.provider_spec))
+            .map(str::to_owned);
         self.tokens.take().await;
         let answer = self.client.send(request).await;
+        let answer = answer.map_err(|status| in_failure_domain(status, failure_domain.as_deref()));
         self.prober.record_answer(&answer);
         if let (Some(key), Err(status)) = (&initialized, &answer) {
             self.breakers.record_failure(key, status);
         }
         answer
     }
+}
+
+/// Returns the failure domain that a provider spec names.
+pub fn failure_domain(spec: &ProviderSpec) -> Option<&str> {
+    spec.0.get(tags::FAILURE_DOMAIN)?.as_str()
+}
+
+/// Adds the failure domain that a create named to an answer that there is no capacity.
+fn in_failure_domain(status: Status, named: Option<&str>) -> Status {
+    match named {
+        Some(name) if status.code() == Code::ResourceExhausted => {
+            let message = format!("{}{}", status.message(), full_failure_domain(name));
+            status.with_message(message)
+        }
+        Some(_) | None => status,
+    }
+}
+
+/// Describes a failure domain without capacity, and the remedies.
+pub fn full_failure_domain(name: &str) -> String {
+    format!(
+        "; the Machine names failure domain `{name}`: free capacity there, or replace the Machine by \
+            one for another failure domain"
+    )
 }
 
 cmi_driver::forward_calls! {

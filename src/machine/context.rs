@@ -13,11 +13,13 @@ use crate::api::retry::{LONG_WAIT, LONG_WAIT_JITTER, jitter};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::Events;
-use crate::driver::{Attempt, ConfiguredDriver, ConfiguredDrivers, DriverState, Permit, Priority, Waker};
+use crate::driver::{
+    Attempt, ConfiguredDriver, ConfiguredDrivers, DriverState, Permit, Priority, Waker, failure_domain,
+};
 use crate::reconcile::caches::{Caches, ClusterIds};
 use crate::reconcile::{Enqueue, FailureLog, waker};
 use crate::telemetry::metrics::Metrics;
-use cmi_driver::MachineClass;
+use cmi_driver::{MachineClass, ProviderSpec};
 
 /// How long a machine waits for a permit before it tries again, in case its wake-up is lost.
 const LOST_WAKE_UP: Duration = Duration::from_hours(1);
@@ -106,8 +108,9 @@ impl Context {
     }
 
     /// Returns the outcome of a machine that waits for capacity.
-    pub fn awaiting_capacity(machine: &InfraMachine) -> Outcome {
+    pub fn awaiting_capacity(machine: &InfraMachine, spec: &ProviderSpec) -> Outcome {
         Outcome::AwaitingCapacity {
+            failure_domain: failure_domain(spec).map(str::to_owned),
             requeue_after: LONG_WAIT.mul_f64(1.0 - LONG_WAIT_JITTER * jitter(machine.metadata.uid(), 0)),
         }
     }

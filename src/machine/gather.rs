@@ -118,7 +118,7 @@ impl Gathered {
         let unpublished = Arc::clone(retry.unpublished.as_ref()?);
         let wait = match retry.until {
             RetryCondition::Time(time) => Some(time.saturating_duration_since(observed.instant)),
-            RetryCondition::AnotherDriver(_) => None,
+            RetryCondition::Change | RetryCondition::AnotherDriver(_) => None,
         };
         let timing = RetryTiming {
             now: observed.now,

@@ -18,7 +18,7 @@ use crate::api::progress::Task;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
 use crate::api::wall_clock;
 use crate::api::{DeserializeGuard, MACHINE_FINALIZER, ObjectMetaExt as _, annotations};
-use crate::apiserver::{Error, patch_metadata, publish_status};
+use crate::apiserver::{Error, finalizers, patch_metadata, publish_status};
 use crate::in_place::hot_update::in_place;
 use cmi_driver::{LastKnownState, Operation};
 
@@ -121,7 +121,7 @@ impl<'a> Object<'a> {
         let finalizers = if has_finalizer(&self.latest) {
             None
         } else {
-            let mut all = self.finalizers("reading the finalizers").await?;
+            let mut all = finalizers(&self.api, &self.latest.metadata, "reading the finalizers").await?;
             all.push(MACHINE_FINALIZER.to_owned());
             Some(all)
         };
@@ -326,7 +326,7 @@ impl<'a> Object<'a> {
     /// unblocked.
     pub async fn remove_finalizer(&mut self) -> Result<(), Error> {
         let action = "removing the finalizer";
-        let mut rest = self.finalizers(action).await?;
+        let mut rest = finalizers(&self.api, &self.latest.metadata, action).await?;
         rest.retain(|name| name != MACHINE_FINALIZER);
         let annotations = self.move_annotation(Moves::Unblocked).into_iter().collect();
         match self.patch(action, annotations, Some(rest), None).await {
@@ -368,18 +368,6 @@ impl<'a> Object<'a> {
         }
         self.set_latest(written);
         Ok(())
-    }
-
-    /// Returns all finalizers. Reads them from the API server if the cache may have truncated them. If the
-    /// object changes in between, the next write is refused.
-    async fn finalizers(&self, action: &'static str) -> Result<Vec<String>, Error> {
-        let known = self.latest.metadata.finalizers.clone().unwrap_or_default();
-        if known.len() < bounded::MAX_KEPT {
-            return Ok(known);
-        }
-        let live = self.api.get_metadata(self.name()).await;
-        let live = live.map_err(|error| Error::api(action, error))?;
-        Ok(live.metadata.finalizers.unwrap_or_default())
     }
 
     fn cached(&self) -> Option<Arc<DeserializeGuard<InfraMachine>>> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::api::conditions::reason;
 use crate::api::identity::{InvalidSpec, VmRecord};
 use crate::api::retry::{self, Call, Delay, Disposition, LONG_WAIT_JITTER};
-use crate::api::v1alpha1::OperationType;
+use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::InvalidSecret;
 use crate::apiserver::leadership::is_not_leader;
 use crate::driver::StableReachability;
@@ -17,6 +17,10 @@ mod tests;
 /// Tells an operator how to end a wait for capacity when the provider can't detect new capacity.
 pub const RETRY_NOW_HINT: &str =
     "when capacity is available, change any annotation of this object to retry immediately";
+/// Tells an operator how to retry a create that failed for good.
+const RETRY_HINT: &str = "correct spec.providerSpec, or change any annotation of this object to retry once";
+/// The same if another VM has the machine's name.
+const TAKEN_HINT: &str = "delete that VM, then change any annotation of this object to retry once";
 
 /// The outcome of a plan.
 #[derive(Debug)]
@@ -42,6 +46,8 @@ pub enum Outcome {
     /// Capacity was exhausted for another machine of the class. No create was issued, and the machine is
     /// woken when there may be capacity.
     AwaitingCapacity {
+        /// The failure domain that the machine names.
+        failure_domain: Option<String>,
         /// When to check again without a wake-up.
         requeue_after: Duration,
     },
@@ -306,6 +312,11 @@ impl Failure {
         }
     }
 
+    /// Returns whether a look-up of a VM that is up failed.
+    pub fn is_recheck_of(&self, machine: &InfraMachine) -> bool {
+        self.during == OperationType::Create && machine.is_provisioned()
+    }
+
     /// Returns whether the driver could not be reached. This says nothing about the VM.
     pub fn is_outage(&self) -> bool {
         self.status.code().is_outage()
@@ -385,11 +396,13 @@ impl Failure {
     /// operator has to.
     pub fn message(&self) -> String {
         let said = self.call_and_answer();
-        if self.disposition == Disposition::AwaitCapacity && self.during == OperationType::Create {
-            format!("{said}; {RETRY_NOW_HINT}")
-        } else {
-            said
-        }
+        let hint = match self.disposition {
+            Disposition::AwaitCapacity if self.during == OperationType::Create => RETRY_NOW_HINT,
+            Disposition::Terminal if self.status.code() == Code::AlreadyExists => TAKEN_HINT,
+            Disposition::Terminal => RETRY_HINT,
+            _ => return said,
+        };
+        format!("{said}; {hint}")
     }
 
     fn call_and_answer(&self) -> String {

@@ -131,7 +131,7 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
     let finalizer_missing = record
         .as_ref()
         .is_some_and(|record| has_lost_finalizer(machine, record));
-    if has_failed_for_good(machine) && !finalizer_missing {
+    if has_failed_for_good(machine) && !finalizer_missing && !is_changed(observed) {
         return plan_failed(machine);
     }
     let Some(cluster) = &observed.cluster else {
@@ -156,6 +156,9 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
     }
     if finalizer_missing {
         return Plan::RestoreFinalizer;
+    }
+    if let Some(deletion) = awaits_deletion(machine, owner) {
+        return deletion;
     }
     if let Some(obstacle) = obstacle(machine, observed, owner, &record) {
         return Outcome::Blocked(obstacle).into();
@@ -309,7 +312,7 @@ fn plan_failed(machine: &InfraMachine) -> Plan {
     if conditions::is_true(shown.unwrap_or_default(), conditions::PAUSED) {
         return Outcome::Waiting(None).into();
     }
-    Outcome::NoOp("failureReason is set: no retry until the spec changes").into()
+    Outcome::NoOp("failureReason is set: no retry until the spec or an annotation changes").into()
 }
 
 /// Returns the Secret with the bootstrap data once a VM may be created. Otherwise returns the reason to wait
@@ -559,10 +562,39 @@ fn role_of(owner: &Machine) -> Role {
     }
 }
 
+/// Returns whether the spec or an annotation has changed since the last failure.
+fn is_changed(observed: &Observed) -> bool {
+    let retry = observed.state.retry.as_ref();
+    retry.is_some_and(|retry| retry.inputs != observed.inputs)
+}
+
+/// Blocks a machine that is not up and whose Machine is being deleted. Its VM would be deleted right after it
+/// is created.
+fn awaits_deletion(machine: &InfraMachine, owner: &Machine) -> Option<Plan> {
+    let awaits = owner.metadata.deletion_timestamp.is_some() && !machine.is_provisioned();
+    awaits.then(|| {
+        blocked(
+            None,
+            conditions::READY,
+            reason::MACHINE_DELETED,
+            machine_deleted(owner),
+        )
+    })
+}
+
+/// Describes a machine whose Machine is being deleted.
+fn machine_deleted(owner: &Machine) -> String {
+    format!(
+        "Machine `{}` is being deleted, so no VM is created or changed: if the deletion lasts, check its \
+            finalizers, hooks and conditions",
+        owner.metadata.name()
+    )
+}
+
 /// Returns whether an earlier attempt failed terminally with the current spec (step 2 of the normal
 /// resource). A refusal without a driver call is decided again each time, because it follows from the
 /// driver's capabilities, which may change.
-fn has_failed_for_good(machine: &InfraMachine) -> bool {
+pub(super) fn has_failed_for_good(machine: &InfraMachine) -> bool {
     machine.status.as_ref().is_some_and(|status| {
         (status.failure_reason.is_some() || status.failure_message.is_some())
             && status.observed_generation == machine.metadata.generation

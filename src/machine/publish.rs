@@ -131,7 +131,7 @@ fn wait(before: &InfraMachine, gathered: &Gathered, outcome: &Outcome, attempts:
         | Outcome::Absent { requeue_after }
         | Outcome::Deleting { requeue_after, .. }
         | Outcome::Queued { requeue_after }
-        | Outcome::AwaitingCapacity { requeue_after } => Some(*requeue_after),
+        | Outcome::AwaitingCapacity { requeue_after, .. } => Some(*requeue_after),
         Outcome::Waiting(requeue_after)
         | Outcome::Refused { requeue_after, .. }
         | Outcome::UpToDate { requeue_after, .. } => *requeue_after,
@@ -198,7 +198,9 @@ fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<
             connection_generation: gathered.observed.connection_generation,
             operation,
         }),
-        None => RetryCondition::Time(Instant::now() + wait?),
+        None => wait.map_or(RetryCondition::Change, |wait| {
+            RetryCondition::Time(Instant::now() + wait)
+        }),
     };
     Some(Retry {
         during,

@@ -98,6 +98,8 @@ pub struct Retry {
 pub enum RetryCondition {
     /// A time.
     Time(Instant),
+    /// A change of the inputs.
+    Change,
     /// A change from this driver, which does not support a call (CMI-37).
     AnotherDriver(UnimplementedCall),
 }
@@ -176,7 +178,7 @@ impl RuntimeState {
                 retry.attempts = 0;
                 true
             }
-            RetryCondition::Time(_) | RetryCondition::AnotherDriver(_) => false,
+            RetryCondition::Time(_) | RetryCondition::Change | RetryCondition::AnotherDriver(_) => false,
         }
     }
 

@@ -20,7 +20,7 @@ use crate::api::v1alpha1::{
 };
 use crate::api::wall_clock;
 use crate::api::wall_clock::elapsed;
-use crate::driver::{CREATES_SUSPENDED, StableReachability};
+use crate::driver::{CREATES_SUSPENDED, StableReachability, full_failure_domain};
 use crate::machine::outcome::{Blocked, Outcome, RETRY_NOW_HINT};
 use crate::machine::plan::is_refused_uncalled;
 use cmi_driver::{Code, JsonPointer, Operation, PowerState};
@@ -92,8 +92,8 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, timing: RetryTiming) -> 
             draft.queued();
             return draft.status;
         }
-        Outcome::AwaitingCapacity { .. } => {
-            draft.circuit_open();
+        Outcome::AwaitingCapacity { failure_domain, .. } => {
+            draft.circuit_open(failure_domain.as_deref());
             return draft.status;
         }
         // While paused, the other fields still describe an earlier generation. Marking them as current would
@@ -122,9 +122,13 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, timing: RetryTiming) -> 
             draft.deleting(reason, message);
         }
     }
-    draft.credentials();
+    draft.ignored_change();
     draft.not_ready_taint();
-    draft.status.observed_generation = machine.metadata.generation;
+    // The look-up of a VM that is up comes before the comparison of its spec.
+    let is_compared = !matches!(outcome, Outcome::Failed(failure) if failure.is_recheck_of(machine));
+    if is_compared {
+        draft.status.observed_generation = machine.metadata.generation;
+    }
     draft.status
 }
 
@@ -260,7 +264,7 @@ impl Draft<'_> {
 
     /// Reports a machine that waits for capacity because another machine was refused. A machine that was
     /// refused itself already reports this.
-    fn circuit_open(&mut self) {
+    fn circuit_open(&mut self, failure_domain: Option<&str>) {
         self.unpaused();
         let is_shown = conditions::get(&self.status.conditions, READY).is_some_and(|shown| {
             [Code::ResourceExhausted.name(), reason::CREATION_TIMED_OUT].contains(&shown.reason.as_str())
@@ -272,8 +276,9 @@ impl Draft<'_> {
         self.clear_next_retry_time();
         let message = format!(
             "{CREATES_SUSPENDED}; one machine retries every {} minutes, or when the driver requests it; \
-                {RETRY_NOW_HINT}",
-            LONG_WAIT.as_secs() / 60
+                {RETRY_NOW_HINT}{}",
+            LONG_WAIT.as_secs() / 60,
+            failure_domain.map(full_failure_domain).unwrap_or_default()
         );
         self.mark_false(READY, reason::WAITING_FOR_CAPACITY, &message);
     }
@@ -458,8 +463,8 @@ impl Draft<'_> {
     /// Reports that the VM has the wanted provider spec and credentials.
     fn up_to_date(&mut self) {
         let type_ = VIRTUAL_MACHINE_UP_TO_DATE;
-        match identity::changed_secret(self.machine) {
-            Some(changed) => self.mark_false(type_, reason::SECRET_CHANGED, &changed),
+        match identity::ignored_change(self.machine) {
+            Some((why, changed)) => self.mark_false(type_, why, &changed),
             None => self.mark_true(type_, reason::UP_TO_DATE),
         }
     }
@@ -472,19 +477,20 @@ impl Draft<'_> {
         }
     }
 
-    /// Reports credentials in the spec that differ from the credentials in use, because the author of the
+    /// Reports a Secret or a driver in the spec that differs from the one in use, because the author of the
     /// change expects an effect. Applies to every machine that is not being deleted. Any other problem of the
     /// spec is reported first.
-    fn credentials(&mut self) {
+    fn ignored_change(&mut self) {
         if self.machine.metadata.deletion_timestamp.is_some() {
             return;
         }
         let type_ = VIRTUAL_MACHINE_UP_TO_DATE;
-        let is_shown = conditions::get(&self.status.conditions, type_)
-            .is_some_and(|shown| shown.reason == reason::SECRET_CHANGED);
+        let is_shown = conditions::get(&self.status.conditions, type_).is_some_and(|shown| {
+            [reason::SECRET_CHANGED, reason::DRIVER_CHANGED].contains(&shown.reason.as_str())
+        });
         let is_up_to_date = conditions::get(&self.status.conditions, type_)
             .is_none_or(|shown| shown.status == ConditionStatus::True.as_str());
-        match identity::changed_secret(self.machine) {
+        match identity::ignored_change(self.machine) {
             Some(_) if is_shown || is_up_to_date => self.up_to_date(),
             None if is_shown => self.up_to_date(),
             Some(_) | None => {}

@@ -206,7 +206,10 @@ async fn the_next_reconcile_publishes_an_unwritten_wait_for_capacity() {
         &before,
         &mut object,
         &gathered,
-        Outcome::AwaitingCapacity { requeue_after },
+        Outcome::AwaitingCapacity {
+            failure_domain: None,
+            requeue_after,
+        },
     )
     .await;
     assert!(matches!(written, Err(Error::Conflict { .. })), "{written:?}");

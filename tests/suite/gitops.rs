@@ -190,11 +190,17 @@ async fn flux_and_argo_cd_see_the_health_that_the_page_promises() -> Result<()> 
         complete.is_some_and(|shown| shown["reason"] == "Incomplete"),
         "{shown:?}"
     );
-    let shown = conditions(&world, "InfraMachineTemplate", "of-class").await?;
-    ensure!(
-        shown.iter().all(|condition| condition["type"] != "Complete"),
-        "{shown:?}"
-    );
+    // Cluster API may set the owner later.
+    eventually(DEADLINE, "a template that belongs to its class", async || {
+        let shown = conditions(&world, "InfraMachineTemplate", "of-class").await?;
+        let is_ready = shown.iter().any(|condition| condition["type"] == "Ready");
+        ensure!(
+            is_ready && shown.iter().all(|condition| condition["type"] != "Complete"),
+            "{shown:?}"
+        );
+        Ok(())
+    })
+    .await?;
     let wait = ["wait", "--for=condition=Ready", "--timeout=60s"];
     world.kubectl(
         &[

@@ -2,14 +2,15 @@
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::conditions;
+use capcmi::api::v1alpha1::InfraMachine;
 use kube::api::DynamicObject;
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
-use crate::support::by_hand::all_become;
+use crate::support::by_hand::{all_become, message, says};
 use crate::support::checks::{condition, provisioned};
 use crate::support::fleet::objects;
-use crate::support::{ByHand, Cloud, DEADLINE, Plugin, Provider, World};
+use crate::support::{ByHand, Cloud, DEADLINE, Plugin, Provider, Stage, World};
 
 /// That Cluster API takes the failure domains over is part of the suite's case on EC2.
 #[tokio::test(start_paused = true)]
@@ -286,4 +287,47 @@ async fn shows(
         check(&api.get(name).await?)
     })
     .await
+}
+
+/// The class waits in the full failure domain alone, and the condition names it.
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_names_a_full_failure_domain_says_so() -> Result<()> {
+    let world = World::without_core("full-zone").await?;
+    let cloud = Cloud::new(&world);
+    let pool = json!({"subnet": "10.100.0.0/16", "zoneCapacity": {"east": 0}});
+    let more = json!({"zones": ["east", "west"], "pools": {"default": pool}});
+    let _provider = Provider::new(cloud.drivers(more)).start(&world).await?;
+    let stage = Stage::set(&world).await?;
+    let named = |name: &str| stage.machine(name).machine("/spec/failureDomain", json!("east"));
+    let first = named("first").create().await?;
+    let says_why = |reason: &'static str| {
+        move |machine: &InfraMachine| {
+            let why = message(machine, conditions::READY);
+            says(machine, conditions::READY, "False", reason)
+                && why.contains("failure domain `east`")
+                && why.contains("replace the Machine")
+        }
+    };
+    first
+        .until("a refusal that names the zone", says_why("ResourceExhausted"))
+        .await?;
+    let second = named("second").create().await?;
+    second
+        .until("a wait that names the zone", says_why("WaitingForCapacity"))
+        .await?;
+    let others = [
+        stage.machine("free"),
+        stage
+            .machine("west")
+            .machine("/spec/failureDomain", json!("west")),
+    ];
+    for machine in others {
+        machine.create().await?.provisioned().await?;
+    }
+    ensure!(
+        cloud.vms()?.iter().all(|vm| vm.zone.as_deref() == Some("west")),
+        "{:?}",
+        cloud.vms()?
+    );
+    Ok(())
 }

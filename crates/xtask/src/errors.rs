@@ -105,7 +105,7 @@ const fn explanation(disposition: Disposition) -> Explanation {
         },
         Disposition::Terminal => Explanation {
             meaning: "The request cannot succeed. The provider sets `failureReason` and `failureMessage`.",
-            wait: "when the spec changes",
+            wait: "once for each change of the spec or an annotation",
             remedy: "Correct the spec, or replace the machine from a new template.",
         },
         Disposition::Create => Explanation {

@@ -29,8 +29,8 @@ changes! {
         "spec.creationTimeoutSeconds" changes "always":
             "Counts from the creation of the object, until the machine is provisioned. Later it has no effect.";
         "spec.driver" changes "until `spec.providerID` is set":
-            "The next create goes to the new driver. While an earlier create may have made a VM, the driver of \
-                that create stays. Later the API server refuses the change.";
+            "The next create goes to the new driver. While an earlier create may have made a VM, \
+                `VirtualMachineUpToDate` is False with reason `DriverChanged`. Later the API server refuses the change.";
         "spec.notReadyTaint.key" changes "always":
             "The taint with the new key is removed once, if the Node has it.";
         "spec.providerID" changes "never by a user":

@@ -194,6 +194,21 @@ fn a_pause_leaves_the_generation_that_was_observed() {
 }
 
 #[test]
+fn an_outage_leaves_the_generation_that_was_observed() {
+    let mut infra = zoned();
+    infra.metadata.generation = Some(7);
+    let of = |code| {
+        let failed = Zones::Failed(Status::new(code, "no"));
+        status(&infra, &provision(), &failed, Timestamp::UNIX_EPOCH).observed_generation
+    };
+    assert_eq!(
+        of(Code::Unavailable),
+        infra.status.as_ref().unwrap().observed_generation
+    );
+    assert_eq!(of(Code::PermissionDenied), Some(7), "a refusal is an answer");
+}
+
+#[test]
 fn a_driver_that_goes_away_does_not_take_back_what_was_provisioned() {
     let now = Timestamp::UNIX_EPOCH;
     let outage = || Zones::Failed(Status::new(Code::Unavailable, "connection refused"));

@@ -66,7 +66,7 @@ impl Executor<'_, '_, '_> {
         }
         let (ctx, machine) = (self.ctx, self.object.get());
         let Some(attempt) = ctx.admit_create_or_wait(machine, self.permit, &wanted, plan.requested) else {
-            return Ok(Context::awaiting_capacity(machine));
+            return Ok(Context::awaiting_capacity(machine, &wanted.provider_spec));
         };
         // If the call cannot be sent, nothing is written. Otherwise, a driver outage would cost writes.
         let sendable = self.permit.driver().prepare_call(Operation::CreateMachine).await;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::power::{is_off, wait_before_start};
 use super::waits::{address_poll_interval, is_unsettled, lacks, look_up_wait, retry_wait, until_settling};
-use super::{DriverPlan, Initialize, Observed, Plan, Refresh, Update};
-use crate::api::conditions::{self, reason};
+use super::{DriverPlan, Initialize, Observed, Owner, Plan, Refresh, Update, machine_deleted};
+use crate::api::conditions::{self, VIRTUAL_MACHINE_UP_TO_DATE, reason};
 use crate::api::identity::{InvalidSpec, MadeFrom, VmRecord, VmState};
 use crate::api::v1alpha1::InfraMachine;
 use crate::driver::KnownDriver;
@@ -85,6 +85,20 @@ pub fn plan_provisioned(
     // The VM may be half updated, even after a move.
     let is_unfinished = matches!(record.state, VmState::Updating { .. });
     let differs = is_unfinished || !hot.is_empty() || !not_updatable.is_empty();
+    if let Owner::Found(owner) = &observed.owner
+        && owner.metadata.deletion_timestamp.is_some()
+        && differs
+    {
+        return Outcome::Blocked(Blocked {
+            requeue_after,
+            ..Blocked::new(
+                VIRTUAL_MACHINE_UP_TO_DATE,
+                reason::MACHINE_DELETED,
+                machine_deleted(owner),
+            )
+        })
+        .into();
+    }
     match InPlaceUpdate::of(machine) {
         InPlaceUpdate::NotRequested if differs => return update_not_requested(requeue_after),
         InPlaceUpdate::Requested if !differs => return Plan::ReportInPlaceUpdate,

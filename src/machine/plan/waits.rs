@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::Observed;
+use super::{Observed, has_failed_for_good};
 use crate::api::ObjectMetaExt as _;
 use crate::api::addresses;
 use crate::api::conditions::{self, ConditionStatus};
@@ -49,6 +49,17 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
         || deleting != (last.type_ == OperationType::Delete)
     {
         return None;
+    }
+    if has_failed_for_good(machine) {
+        // A later change of the inputs is retried.
+        return Some(Retry {
+            during: last.type_,
+            attempts: u32::try_from(last.attempts).unwrap_or_default(),
+            trigger: RetryTrigger::Other,
+            until: RetryCondition::Change,
+            inputs,
+            unpublished: None,
+        });
     }
     let next = last.next_retry_time.as_ref()?.0;
     // A clock that was set back must not lengthen the wait.
@@ -120,6 +131,7 @@ fn recorded_wait(observed: &Observed) -> Option<Action> {
             let left = time.saturating_duration_since(observed.instant);
             (!left.is_zero()).then_some(Action::requeue(left))
         }
+        RetryCondition::Change => Some(Action::await_change()),
         RetryCondition::AnotherDriver(unable) => {
             let is_met_again = unable.connection_generation == observed.connection_generation;
             is_met_again.then_some(Action::await_change())

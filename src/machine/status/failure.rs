@@ -25,7 +25,7 @@ impl Draft<'_> {
         if let Some(vm) = &failure.machine {
             self.describe(vm);
         }
-        let is_recheck = failure.during == OperationType::Create && self.machine.is_provisioned();
+        let is_recheck = failure.is_recheck_of(self.machine);
         match (failure.operation, failure.is_outage()) {
             // The failure says nothing about a running VM, so `Ready` stays.
             (None, _) if is_recheck => self.mark_false(DRIVER_REACHABLE, reason, &message),

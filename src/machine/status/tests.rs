@@ -777,6 +777,7 @@ fn failing_and_held() -> MachineFixture {
 #[test]
 fn a_wait_for_capacity_is_reported_once_and_never_over_a_refusal() {
     let circuit_open = || Outcome::AwaitingCapacity {
+        failure_domain: None,
         requeue_after: Duration::from_mins(10),
     };
     let mut new = machine().build();
@@ -807,6 +808,7 @@ fn a_wait_for_capacity_is_reported_once_and_never_over_a_refusal() {
 #[test]
 fn a_wait_for_capacity_shows_only_its_own_retry_time() {
     let circuit_open = Outcome::AwaitingCapacity {
+        failure_domain: None,
         requeue_after: Duration::from_mins(10),
     };
     let next_try = |status: &InfraMachineStatus| {

@@ -422,6 +422,7 @@ fn machine_predicate(machine: &Machine) -> u64 {
         &spec.failure_domain,
         &spec.infrastructure_ref.name,
         control_plane,
+        machine.metadata.deletion_timestamp.is_some(),
     ))
 }
 
