@@ -6,6 +6,7 @@ mod release;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Preconditions};
 use kube::core::ObjectList;
@@ -276,6 +277,10 @@ fn changed(object: &Object, found: &DynamicObject) -> Vec<String> {
     all
 }
 
+/// How often a deletion is tried that the API server refuses.
+const REFUSED_TRIES: u32 = 10;
+/// The time between two such tries.
+const REFUSED_INTERVAL: Duration = Duration::from_millis(500);
 /// Label of Cluster API: the MachineDeployment that an object belongs to.
 const DEPLOYMENT_NAME: &str = "cluster.x-k8s.io/deployment-name";
 /// Label of Cluster API: the MachineSet that an object belongs to.
@@ -323,6 +328,8 @@ fn api_of(client: &Client, object: &Object) -> Api<DynamicObject> {
 }
 
 /// Deletes the object that was found, and no successor of its name; returns whether it still existed.
+///
+/// The API server refuses the deletion of a Secret until it has seen that the machines which need it are gone.
 async fn delete_found(client: &Client, object: &Object, found: &DynamicObject) -> Result<bool, WriteError> {
     let params = DeleteParams {
         preconditions: Some(Preconditions {
@@ -331,9 +338,17 @@ async fn delete_found(client: &Client, object: &Object, found: &DynamicObject) -
         }),
         ..DeleteParams::default()
     };
-    match api_of(client, object).delete(&object.name, &params).await {
-        Ok(_) => Ok(true),
-        Err(kube::Error::Api(refused)) if refused.code == 404 => Ok(false),
-        Err(error) => Err(WriteError::api(format!("deleting {object}"), error)),
+    let api = api_of(client, object);
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match api.delete(&object.name, &params).await {
+            Ok(_) => return Ok(true),
+            Err(kube::Error::Api(refused)) if refused.code == 404 => return Ok(false),
+            Err(kube::Error::Api(refused)) if refused.code == 403 && tries < REFUSED_TRIES => {
+                tokio::time::sleep(REFUSED_INTERVAL).await;
+            }
+            Err(error) => return Err(WriteError::api(format!("deleting {object}"), error)),
+        }
     }
 }
