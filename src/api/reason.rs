@@ -121,19 +121,21 @@ reasons! {
         Some("Set `spec.controlPlaneEndpoint` of the InfraCluster.");
     CONTROL_PLANE_ENDPOINT_CHANGED = "ControlPlaneEndpointChanged",
         "The endpoint of the InfraCluster differs from the endpoint of its Cluster, which never changes.",
-        Some("Set `spec.controlPlaneEndpoint` of the InfraCluster to the value in the message, or remove it.");
+        Some("Set `spec.controlPlaneEndpoint` of the InfraCluster to the value in the message, or remove \
+            it.");
     WAITING_FOR_BOOTSTRAP_DATA = "WaitingForBootstrapData",
         "The Machine names no bootstrap data Secret yet.",
         Some("If this lasts, check the conditions of the Machine, its bootstrap config and the control \
             plane. Workers wait until the control plane is initialized.");
     WAITING_FOR_OWNER = "WaitingForOwner",
-        "No Machine controls the InfraMachine, no Cluster owns the InfraCluster, or the owner does not exist.",
-        Some("Correct `spec.infrastructureRef` of the Machine or Cluster, or restore it. Otherwise delete the \
-            object.");
+        "No Machine controls the InfraMachine, no Cluster owns the InfraCluster, or the owner does not \
+            exist.",
+        Some("Correct `spec.infrastructureRef` of the Machine or Cluster, or restore it. Otherwise delete \
+            the object.");
     CLUSTER_EXISTS = "ClusterExists",
         "The InfraCluster was deleted, and its Cluster still needs it.",
-        Some("Delete the Cluster. To replace only the InfraCluster, remove the finalizer in the message and apply \
-            the InfraCluster again.");
+        Some("Delete the Cluster. To replace only the InfraCluster, remove the finalizer in the message and \
+            apply the InfraCluster again.");
     MACHINES_EXIST = "MachinesExist",
         "The InfraCluster was deleted, and machines of its Cluster are left.",
         Some("Wait for their deletion. If they stay, resolve the conditions of the InfraMachines.");
@@ -181,8 +183,8 @@ reasons! {
         Some("Label the Secret as the message shows before you move the Cluster.");
     INCOMPLETE = "Incomplete",
         "The template lacks a field that every machine needs.",
-        Some("If a ClusterClass adds the field, nothing. Otherwise create a template that has the field in the \
-            message.");
+        Some("If a ClusterClass adds the field, nothing. Otherwise create a template that has the field in \
+            the message.");
     INVALID_CAPACITY = "InvalidCapacity",
         "The driver reports a capacity that is not a valid resource quantity.",
         Some("Fix the driver: the message names the resource.");
@@ -331,8 +333,8 @@ const fn of_code(code: Code) -> Reason {
         ),
         Code::AlreadyExists => (
             "The back end has a VM with this name that belongs to another machine.",
-            "Delete that VM, then change any annotation of the InfraMachine. Or delete the Machine, so that its \
-                replacement gets another name.",
+            "Delete that VM, then change any annotation of the InfraMachine. Or delete the Machine, so that \
+                its replacement gets another name.",
         ),
         Code::OutOfRange => (
             "A value of the spec is out of range or, for a look-up, several VMs have the identity of this \

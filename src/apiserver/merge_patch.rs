@@ -38,8 +38,8 @@ pub async fn patch_metadata<K: Clone + Resource>(
     Ok(metadata)
 }
 
-/// Returns all finalizers of this version of an object. If the cache may have truncated them, they come from the
-/// answer to a patch without changes: the provider may not `get` every kind.
+/// Returns all finalizers of this version of an object. If the cache may have truncated them, they come from
+/// the answer to a patch without changes: the provider may not `get` every kind.
 ///
 /// # Errors
 /// [`Error::Conflict`] when the object has changed. The API server refused or could not be reached.

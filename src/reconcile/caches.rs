@@ -125,8 +125,8 @@ impl Caches {
         clusters
     }
 
-    /// Counts the machines of the Clusters that own an InfraCluster or are in its label. The Clusters need not
-    /// exist.
+    /// Counts the machines of the Clusters that own an InfraCluster or are in its label. The Clusters need
+    /// not exist.
     pub fn count_machines_of(&self, infra: &ObjectMeta) -> usize {
         let owners = cluster_owners(infra).map(|owner| owner.name.as_str());
         let names: BTreeSet<_> = owners.chain(cluster_name(infra)).collect();

@@ -444,7 +444,8 @@ async fn apply(api: &Api<DynamicObject>, object: &Value, dry_run: bool) -> kube:
     api.patch("t", &params, &Patch::Apply(object)).await
 }
 
-/// The Secret that `spec.secretRef` names, and the Secret that the VM was made with, are needed for the deletion.
+/// The Secret that `spec.secretRef` names, and the Secret that the VM was made with, are needed for the
+/// deletion.
 #[tokio::test]
 async fn a_secret_stays_while_a_machine_names_it() -> Result<()> {
     let namespace = namespace().await?;
@@ -510,7 +511,8 @@ async fn a_hosted_control_plane_may_set_the_endpoint_and_nothing_else() -> Resul
     let binding = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
         "metadata": {"name": "hosted", "namespace": namespace},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "hosted-control-planes"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
+            "name": "hosted-control-planes"},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": hosted(&namespace)}],
     });
     management_cluster::apply(&administrator, binding).await?;

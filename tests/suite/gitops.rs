@@ -1,4 +1,5 @@
-//! The page about GitOps, with the libraries that Flux and Argo CD use to decide whether an object is healthy.
+//! The page about GitOps, with the libraries that Flux and Argo CD use to decide whether an object is
+//! healthy.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -79,7 +80,8 @@ spec:
         templateRef:
           {apiVersion: bootstrap.cluster.x-k8s.io/v1alpha1, kind: StandInBootstrapTemplate, name: worker}
       infrastructure:
-        templateRef: {apiVersion: infrastructure.capcmi.io/v1alpha1, kind: InfraMachineTemplate, name: of-class}
+        templateRef:
+          {apiVersion: infrastructure.capcmi.io/v1alpha1, kind: InfraMachineTemplate, name: of-class}
 ";
 
 /// Kinds and names in [`OBJECTS`].
@@ -213,7 +215,8 @@ async fn flux_and_argo_cd_see_the_health_that_the_page_promises() -> Result<()> 
     let cluster = json!({
         "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster",
         "metadata": {"name": "c", "namespace": world.namespace},
-        "spec": {"infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster", "name": "c"}},
+        "spec": {"infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster",
+            "name": "c"}},
     });
     management_cluster::apply(&world.admin, cluster).await?;
     let all = [HEALTHY, HEALTHY, HEALTHY, HEALTHY, HEALTHY, HEALTHY, WAITS];

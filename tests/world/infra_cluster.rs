@@ -56,7 +56,10 @@ async fn an_infra_cluster_that_no_cluster_refers_to_says_so() -> Result<()> {
         "spec": {"controlPlaneEndpoint": {"host": "127.0.0.1", "port": 6443}},
     });
     management_cluster::apply(&world.admin, infra).await?;
-    let reference = |name: &str| json!({"infrastructureRef": {"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster", "name": name}});
+    let reference = |name: &str| {
+        let infra = json!({"apiGroup": "infrastructure.capcmi.io", "kind": "InfraCluster", "name": name});
+        json!({"infrastructureRef": infra})
+    };
     let cluster = json!({
         "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster",
         "metadata": {"name": "prod", "namespace": world.namespace}, "spec": reference("prd"),

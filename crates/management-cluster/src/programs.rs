@@ -195,9 +195,9 @@ pub async fn helm() -> Result<PathBuf> {
         .context("the search for Helm was interrupted")?
 }
 
-/// The path of the program that computes the health of objects as GitOps tools do: `health flux`, or `health argocd
-/// FILE` with the health check in a file. It reads objects as a JSON array and writes an array of `status` and
-/// `message`. It is separate from [`Programs`], so that only its users wait for its build.
+/// The path of the program that computes the health of objects as GitOps tools do: `health flux`, or `health
+/// argocd FILE` with the health check in a file. It reads objects as a JSON array and writes an array of
+/// `status` and `message`. It is separate from [`Programs`], so that only its users wait for its build.
 ///
 /// # Errors
 /// As those of [`Programs::find`].

@@ -192,12 +192,12 @@ fn finalizer() -> PolicySpec {
     }
 }
 
-/// A Secret with credentials stays while an InfraMachine names it: without it, no driver can delete the VM. Every
-/// InfraMachine of the Secret's namespace is a parameter, and the policy is evaluated for each. A deletion of the
-/// namespace or of an owner is repeated until the machines are gone.
+/// A Secret with credentials stays while an InfraMachine names it: without it, no driver can delete the VM.
+/// Every InfraMachine of the Secret's namespace is a parameter, and the policy is evaluated for each. A
+/// deletion of the namespace or of an owner is repeated until the machines are gone.
 ///
-/// It guards no identity and fails open. If it failed closed, no Secret of the management cluster could be deleted
-/// while the definition of InfraMachines is missing.
+/// It guards no identity and fails open. If it failed closed, no Secret of the management cluster could be
+/// deleted while the definition of InfraMachines is missing.
 fn secrets() -> Result<[String; 2], Error> {
     let record = annotations::VM_RECORD;
     let spec = json!({
@@ -221,9 +221,10 @@ fn secrets() -> Result<[String; 2], Error> {
         ],
         "validations": [{
             "expression": "variables.named != oldObject.metadata.name && \
-                !variables.record.contains('\"secret\":\"' + oldObject.metadata.name + '\",\"providerSpec\"')",
-            "messageExpression": "'InfraMachine ' + params.metadata.name + ' needs this Secret to delete its VM: \
-                delete the Machine first, then the Secret'",
+                !variables.record.contains('\"secret\":\"' + oldObject.metadata.name + \
+                '\",\"providerSpec\"')",
+            "messageExpression": "'InfraMachine ' + params.metadata.name + ' needs this Secret to delete \
+                its VM: delete the Machine first, then the Secret'",
             "reason": "Forbidden",
         }],
     });

@@ -164,8 +164,8 @@ pub const KUBEADM_CONTROL_PLANE: &[Rule] = &[
     },
 ];
 
-/// Providers of hosted control planes, by a separate aggregation or a binding. Their API server has its address
-/// before any machine exists.
+/// Providers of hosted control planes, by a separate aggregation or a binding. Their API server has its
+/// address before any machine exists.
 pub const HOSTED_CONTROL_PLANE: &[Rule] = &[Rule {
     group: GROUP,
     resources: &["infraclusters"],

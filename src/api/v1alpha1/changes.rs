@@ -27,17 +27,19 @@ macro_rules! changes {
 changes! {
     "InfraMachine" {
         "spec.creationTimeoutSeconds" changes "always":
-            "Counts from the creation of the object, until the machine is provisioned. Later it has no effect.";
+            "Counts from the creation of the object, until the machine is provisioned. Later it has no \
+                effect.";
         "spec.driver" changes "until `spec.providerID` is set":
             "The next create goes to the new driver. While an earlier create may have made a VM, \
-                `VirtualMachineUpToDate` is False with reason `DriverChanged`. Later the API server refuses the change.";
+                `VirtualMachineUpToDate` is False with reason `DriverChanged`. Later the API server refuses \
+                the change.";
         "spec.notReadyTaint.key" changes "always":
             "The taint with the new key is removed once, if the Node has it.";
         "spec.providerID" changes "never by a user":
             "An admission policy refuses the change.";
         "spec.providerSpec" changes "always":
-            "A failed or waiting create is tried again. A running VM is updated where the driver can. Otherwise \
-                `VirtualMachineUpToDate` is False with reason `NotHotUpdatable`.";
+            "A failed or waiting create is tried again. A running VM is updated where the driver can. \
+                Otherwise `VirtualMachineUpToDate` is False with reason `NotHotUpdatable`.";
         "spec.secretRef.name" changes "until the VM may exist":
             "The next call uses the new Secret. Later `VirtualMachineUpToDate` is False with reason \
                 `SecretChanged`, and the old Secret stays in use.";
@@ -48,8 +50,8 @@ changes! {
         "spec.template.metadata" changes "always":
             "Applies to new InfraMachines. A policy refuses identity annotations.";
         "spec.template.spec" changes "never":
-            "A policy refuses the change, except for the dry run of Cluster API's topology controller. Create a \
-                new template.";
+            "A policy refuses the change, except for the dry run of Cluster API's topology controller. \
+                Create a new template.";
     }
     "InfraCluster" {
         "spec.controlPlaneEndpoint" changes "until the Cluster has an endpoint":
@@ -63,7 +65,7 @@ changes! {
         "spec.template.metadata" changes "always":
             "Applies to new InfraClusters. A policy refuses identity annotations.";
         "spec.template.spec" changes "never":
-            "A policy refuses the change, except for the dry run of Cluster API's topology controller. Create a \
-                new template.";
+            "A policy refuses the change, except for the dry run of Cluster API's topology controller. \
+                Create a new template.";
     }
 }

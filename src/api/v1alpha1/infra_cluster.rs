@@ -151,7 +151,8 @@ pub struct InfraClusterStatus {
         "x-kubernetes-list-map-keys" = ["name"]
     ))]
     pub failure_domains: Vec<FailureDomain>,
-    /// Ready, Paused, DriverReachable, FailureDomainsUpToDate, and Deleting during a deletion. Causes and remedies:
+    /// Ready, Paused, DriverReachable, FailureDomainsUpToDate, and Deleting during a deletion. Causes and
+    /// remedies:
     /// <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/reference/reasons.md#reasons>
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]

@@ -326,7 +326,8 @@ pub struct InfraMachineStatus {
     #[schemars(length(min = 1, max = 256))]
     pub failure_domain: Option<String>,
     /// Why creation cannot succeed with this spec: the name of a machine code, like the reason of Ready.
-    /// Retried once when the spec or an annotation changes. With contract v1beta2, Cluster API reads the condition instead.
+    /// Retried once when the spec or an annotation changes. With contract v1beta2, Cluster API reads the
+    /// condition instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub failure_reason: Option<String>,

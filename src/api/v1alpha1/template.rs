@@ -111,7 +111,8 @@ pub struct InfraMachineTemplateStatus {
     /// Architecture and operating system.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node_info: Option<NodeInfo>,
-    /// Ready, with the invalid field in its message, Paused, and Complete while a field is missing. Causes and remedies:
+    /// Ready, with the invalid field in its message, Paused, and Complete while a field is missing. Causes
+    /// and remedies:
     /// <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/reference/reasons.md#reasons>
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]

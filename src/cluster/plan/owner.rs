@@ -43,8 +43,8 @@ fn explain(claim: &Claim) -> String {
             spec.infrastructureRef of a Cluster to it, or delete it"
             .to_owned(),
         Claim::By(cluster) => format!(
-            "Cluster `{cluster}` refers to this InfraCluster, but is not in metadata.ownerReferences: Cluster \
-                API adds it unless the Cluster is paused; check the conditions of the Cluster"
+            "Cluster `{cluster}` refers to this InfraCluster, but is not in metadata.ownerReferences: \
+                Cluster API adds it unless the Cluster is paused; check the conditions of the Cluster"
         ),
         Claim::Mistaken { cluster, name } => format!(
             "no Cluster in this namespace refers to this InfraCluster; Cluster `{cluster}` refers to \

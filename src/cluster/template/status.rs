@@ -22,8 +22,8 @@ pub enum Described {
     NotSupported,
     /// The driver was not asked, since the spec is not valid for it: the reason, with the field.
     Refused(String),
-    /// The driver was not asked, since the spec lacks a field, which is valid in a template for a ClusterClass:
-    /// the field.
+    /// The driver was not asked, since the spec lacks a field, which is valid in a template for a
+    /// ClusterClass: the field.
     Incomplete(String),
     /// The driver was not asked, since a ClusterClass completes copies of the template.
     OfClass,

@@ -329,7 +329,8 @@ fn api_of(client: &Client, object: &Object) -> Api<DynamicObject> {
 
 /// Deletes the object that was found, and no successor of its name; returns whether it still existed.
 ///
-/// The API server refuses the deletion of a Secret until it has seen that the machines which need it are gone.
+/// The API server refuses the deletion of a Secret until it has seen that the machines which need it are
+/// gone.
 async fn delete_found(client: &Client, object: &Object, found: &DynamicObject) -> Result<bool, WriteError> {
     let params = DeleteParams {
         preconditions: Some(Preconditions {
