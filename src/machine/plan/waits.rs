@@ -131,7 +131,8 @@ fn recorded_wait(observed: &Observed) -> Option<Action> {
             let left = time.saturating_duration_since(observed.instant);
             (!left.is_zero()).then_some(Action::requeue(left))
         }
-        RetryCondition::Change => Some(Action::await_change()),
+        // The status decides: a change of the generation alone is retried as well.
+        RetryCondition::Change => None,
         RetryCondition::AnotherDriver(unable) => {
             let is_met_again = unable.connection_generation == observed.connection_generation;
             is_met_again.then_some(Action::await_change())
