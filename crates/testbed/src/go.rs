@@ -8,7 +8,7 @@ use management_cluster::RunFolder;
 
 use crate::example_driver::{self, ExampleDriver};
 
-/// The driver's program. The first request generates and builds it.
+/// The driver's program. The first request builds it.
 #[derive(Clone, Debug)]
 pub struct Go {
     program: PathBuf,
@@ -32,7 +32,7 @@ impl Go {
     /// Finds or builds the program.
     ///
     /// # Errors
-    /// When there is no `go`, or modules can't be had, or the code that protoc makes does not compile.
+    /// When there is no `go`, or modules cannot be fetched, or the driver does not compile.
     pub async fn find() -> Result<Self> {
         let folder = example_driver::prepare(&go_driver().join("build.sh")).await?;
         Ok(Self {
@@ -43,7 +43,9 @@ impl Go {
     /// The command that starts the driver with a folder for its back end; it lacks `CMI_ENDPOINT`.
     pub fn command(&self, cloud: &Path) -> Command {
         let mut command = Command::new(&self.program);
-        command.env("GO_DRIVER_CLOUD", cloud);
+        command
+            .env("GO_DRIVER_CLOUD", cloud)
+            .env("CAPCMI_FAULTS", cloud.join("faults"));
         command
     }
 

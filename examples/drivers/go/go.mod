@@ -2,20 +2,18 @@ module example.com/go-driver
 
 go 1.25.0
 
-require (
-	google.golang.org/grpc v1.83.1
-	google.golang.org/protobuf v1.36.12
-)
+require github.com/capcmi/cluster-api-provider-cmi/sdk/go v0.0.0
 
 require (
+	github.com/google/jsonschema-go v0.4.3 // indirect
+	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3 // indirect
 	golang.org/x/net v0.55.0 // indirect
 	golang.org/x/sys v0.45.0 // indirect
 	golang.org/x/text v0.37.0 // indirect
 	google.golang.org/genproto/googleapis/rpc v0.0.0-20260526163538-3dc84a4a5aaa // indirect
-	google.golang.org/grpc/cmd/protoc-gen-go-grpc v1.6.2 // indirect
+	google.golang.org/grpc v1.83.1 // indirect
+	google.golang.org/protobuf v1.36.12 // indirect
 )
 
-tool (
-	google.golang.org/grpc/cmd/protoc-gen-go-grpc
-	google.golang.org/protobuf/cmd/protoc-gen-go
-)
+// The kit of this repository. A driver elsewhere leaves this line out and requires a released version.
+replace github.com/capcmi/cluster-api-provider-cmi/sdk/go => ../../../sdk/go

@@ -233,12 +233,12 @@ func (d *driver[Spec]) lock(ctx context.Context, id Identity) (unlock func(), er
 	if !shared {
 		return release, nil
 	}
-	unlock, err = locker.Lock(ctx, id)
+	end, err := locker.Lock(ctx, id)
 	if err != nil {
 		release()
 		return nil, coded(ctx, err)
 	}
-	return func() { unlock(); release() }, nil
+	return func() { end(); release() }, nil
 }
 
 // machineLocks are the machines with a running call.

@@ -54,14 +54,19 @@ func invalid(format string, arguments ...any) *Error {
 // decode reads a spec in full before anything is done. Names are compared with their case, unknown fields and null are
 // refused.
 func (s specs[Spec]) decode(text []byte) (decoded[Spec], error) {
-	return s.read(text, s.types)
+	read, _, err := s.read(text)
+	return read, err
 }
 
-// decodeNew also checks the values, for a create and an update.
+// decodeNew also checks the values, for a create and an update. A number that its type cannot hold is INVALID_ARGUMENT, and
+// only then may one outside of its range be OUT_OF_RANGE.
 func (s specs[Spec]) decodeNew(text []byte) (decoded[Spec], error) {
-	read, err := s.read(text, s.values)
+	read, object, err := s.read(text)
 	if err != nil {
 		return read, err
+	}
+	if err := s.values.Validate(object); err != nil {
+		return read, problem(err)
 	}
 	return read, validate(&read.spec)
 }
@@ -75,32 +80,32 @@ func (s specs[Spec]) decodeAny(text []byte) (decoded[Spec], error) {
 	if _, tagged := object[tagsField]; len(object) == 0 || len(object) == 1 && tagged {
 		return decoded[Spec]{}, nil
 	}
-	return s.read(text, s.types)
+	return s.decode(text)
 }
 
-func (s specs[Spec]) read(text []byte, schema *jsonschema.Schema) (decoded[Spec], error) {
-	var read decoded[Spec]
-	object, err := parse(text)
+// read returns the spec, and its user's fields as they are in the JSON object.
+func (s specs[Spec]) read(text []byte) (read decoded[Spec], object map[string]any, err error) {
+	object, err = parse(text)
 	if err != nil {
-		return read, err
+		return read, nil, err
 	}
-	if err := schema.Validate(object); err != nil {
-		return read, problem(err)
+	if err := s.types.Validate(object); err != nil {
+		return read, nil, problem(err)
 	}
 	read.tags = tagsOf(object)
 	delete(object, tagsField)
 	fields, err := json.Marshal(object)
 	if err != nil {
-		return read, Internal("cannot encode the ProviderSpec").Because(err)
+		return read, nil, Internal("cannot encode the ProviderSpec").Because(err)
 	}
 	if defaulter, ok := any(&read.spec).(Defaulter); ok {
 		defaulter.SetDefaults()
 	}
 	if err := json.Unmarshal(fields, &read.spec); err != nil {
-		return read, wrongType(err)
+		return read, nil, wrongType(err)
 	}
 	read.digest, err = s.digest(object)
-	return read, err
+	return read, object, err
 }
 
 func parse(text []byte) (map[string]any, error) {
@@ -149,10 +154,11 @@ func wrongType(err error) error {
 }
 
 func (s specs[Spec]) digest(object map[string]any) (string, error) {
+	fixed := object
 	for _, pointer := range s.hot {
-		remove(object, strings.Split(pointer, "/")[1:])
+		fixed = without(fixed, strings.Split(pointer, "/")[1:])
 	}
-	text, err := json.Marshal(object)
+	text, err := json.Marshal(fixed)
 	if err != nil {
 		return "", Internal("cannot encode the ProviderSpec").Because(err)
 	}
@@ -160,15 +166,18 @@ func (s specs[Spec]) digest(object map[string]any) (string, error) {
 	return hex.EncodeToString(sum[:16]), nil
 }
 
-func remove(object map[string]any, path []string) {
+// without returns a copy that lacks the field at a path.
+func without(object map[string]any, path []string) map[string]any {
 	key := strings.NewReplacer("~1", "/", "~0", "~").Replace(path[0])
-	if len(path) == 1 {
-		delete(object, key)
-		return
+	kept := maps.Clone(object)
+	inner, nested := kept[key].(map[string]any)
+	switch {
+	case len(path) == 1:
+		delete(kept, key)
+	case nested:
+		kept[key] = without(inner, path[1:])
 	}
-	if inner, ok := object[key].(map[string]any); ok {
-		remove(inner, path[1:])
-	}
+	return kept
 }
 
 // problem returns the first violation of a schema, by its place.

@@ -76,9 +76,9 @@ fn command(go: &Go, address: &str, cloud: &Path, files: &Files) -> Command {
     let mut command = go.command(cloud);
     command
         .env("CMI_ENDPOINT", format!("tls://{address}"))
-        .env("GO_DRIVER_TLS_CERT_FILE", &files.certificate)
-        .env("GO_DRIVER_TLS_KEY_FILE", &files.key)
-        .env("GO_DRIVER_TLS_CLIENT_CA_FILE", &files.authority);
+        .env("CAPCMI_TLS_CERT_FILE", &files.certificate)
+        .env("CAPCMI_TLS_KEY_FILE", &files.key)
+        .env("CAPCMI_CLIENT_CA_FILE", &files.authority);
     command
 }
 
