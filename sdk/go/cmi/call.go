@@ -35,6 +35,11 @@ func SecretsOf(ctx context.Context) Secrets {
 	return found.secrets
 }
 
+// WithSecrets returns a context with credentials, for tests of a back end.
+func WithSecrets(ctx context.Context, secrets Secrets) context.Context {
+	return context.WithValue(ctx, callKey{}, &call{secrets: secrets})
+}
+
 // StateOf returns the state that an earlier call about the machine has left in VM.State. It may be lost.
 func StateOf(ctx context.Context) []byte {
 	found, _ := ctx.Value(callKey{}).(*call)

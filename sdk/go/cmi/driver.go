@@ -97,6 +97,16 @@ func (d *driver[Spec]) machine(
 	return read, nil
 }
 
+// existing checks a request that must have a ProviderID.
+func (d *driver[Spec]) existing(
+	ctx context.Context, request request, decode func([]byte) (decoded[Spec], error),
+) (machine[Spec], error) {
+	if request.providerID == "" {
+		return machine[Spec]{}, invalid("provider_id is required")
+	}
+	return d.machine(ctx, request, decode)
+}
+
 // ownerTags are the tags that a request must have. Only an updater adopts VMs without a machine object.
 func (d *driver[Spec]) ownerTags(tags map[string]string) []string {
 	if _, has := tags[MachineTag]; !has && d.updates() {
@@ -142,16 +152,19 @@ func injected() error {
 	return nil
 }
 
-// change makes a call about an existing VM. A VM that no longer exists is NOT_FOUND.
+// change changes an existing VM. A VM that no longer exists is NOT_FOUND.
 func (d *driver[Spec]) change(ctx context.Context, id Identity, vm *VM, call func() error) error {
 	if err := unlocked(vm); err != nil {
 		return err
 	}
 	_, err := reach(ctx, func() (struct{}, error) { return struct{}{}, call() })
-	if errors.Is(err, ErrGone) {
+	switch {
+	case errors.Is(err, ErrGone):
 		return notFound(id)
+	case err != nil:
+		return err
 	}
-	return err
+	return faults.Active.Changed()
 }
 
 func unlocked(vm *VM) error {

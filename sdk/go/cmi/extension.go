@@ -130,7 +130,7 @@ func (d *driver[Spec]) UpdateMachine(
 	if !ok {
 		return d.UnimplementedMachineExtensionServer.UpdateMachine(ctx, r)
 	}
-	m, err := d.machine(ctx, request{r.MachineName, r.ProviderSpec, r.ProviderId}, d.specs.decodeNew)
+	m, err := d.existing(ctx, request{r.MachineName, r.ProviderSpec, r.ProviderId}, d.specs.decodeNew)
 	if err != nil {
 		return nil, err
 	}
@@ -198,7 +198,7 @@ func (d *driver[Spec]) RestartMachine(
 	if !ok {
 		return d.UnimplementedMachineExtensionServer.RestartMachine(ctx, r)
 	}
-	m, err := d.machine(ctx, request{r.MachineName, r.ProviderSpec, r.ProviderId}, d.specs.decode)
+	m, err := d.existing(ctx, request{r.MachineName, r.ProviderSpec, r.ProviderId}, d.specs.decode)
 	if err != nil {
 		return nil, beganNothing(ctx, err)
 	}
@@ -229,7 +229,7 @@ func (d *driver[Spec]) GetConsole(
 	if !ok {
 		return d.UnimplementedMachineExtensionServer.GetConsole(ctx, r)
 	}
-	m, err := d.machine(ctx, request{r.MachineName, r.ProviderSpec, r.ProviderId}, d.specs.decode)
+	m, err := d.existing(ctx, request{r.MachineName, r.ProviderSpec, r.ProviderId}, d.specs.decode)
 	if err != nil {
 		return nil, err
 	}
@@ -237,11 +237,10 @@ func (d *driver[Spec]) GetConsole(
 	if err != nil {
 		return nil, err
 	}
-	var output []byte
-	err = d.change(ctx, m.id, vm, func() (err error) {
-		output, err = consoler.Console(ctx, vm)
-		return err
-	})
+	output, err := reach(ctx, func() ([]byte, error) { return consoler.Console(ctx, vm) })
+	if errors.Is(err, ErrGone) {
+		err = notFound(m.id)
+	}
 	return &capcmiv1.GetConsoleResponse{Output: output[max(0, len(output)-maxConsole):]}, err
 }
 

@@ -90,6 +90,9 @@ func (d *driver[Spec]) create(ctx context.Context, m machine[Spec], boot Bootstr
 	if vm == nil {
 		return nil, Internal("the driver returned neither a VM nor an error from Create")
 	}
+	if err := faults.Active.Changed(); err != nil {
+		return nil, err
+	}
 	if faults.Active.Take(faults.LoseCreate) {
 		return nil, Unavailable("the answer of the back end was lost")
 	}
@@ -243,7 +246,7 @@ func (d *driver[Spec]) GetVolumeIDs(
 		return d.UnimplementedMachineServer.GetVolumeIDs(ctx, r)
 	}
 	var list []json.RawMessage
-	if err := json.Unmarshal(r.PVSpecList, &list); err != nil {
+	if err := json.Unmarshal(r.PVSpecList, &list); err != nil || list == nil {
 		return nil, invalid("PVSpecList is not a JSON array of PersistentVolumeSpecs")
 	}
 	response := &cmiv1.GetVolumeIDsResponse{}
@@ -264,13 +267,13 @@ func (d *driver[Spec]) GetVolumeIDs(
 }
 
 func persistentVolume(position int, text json.RawMessage) (PersistentVolume, error) {
-	var fields struct {
+	var fields *struct {
 		CSI struct {
 			Driver       string `json:"driver"`
 			VolumeHandle string `json:"volumeHandle"`
 		} `json:"csi"`
 	}
-	if err := json.Unmarshal(text, &fields); err != nil {
+	if err := json.Unmarshal(text, &fields); err != nil || fields == nil {
 		return PersistentVolume{}, invalid("PVSpecList /%d is not a PersistentVolumeSpec", position)
 	}
 	return PersistentVolume{Driver: fields.CSI.Driver, Handle: fields.CSI.VolumeHandle, Spec: text}, nil

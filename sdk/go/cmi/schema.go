@@ -33,6 +33,15 @@ type schemas struct {
 	hot []string
 }
 
+// Schema returns the JSON Schema of a provider spec, as the driver publishes it.
+func Schema[Spec any]() (json.RawMessage, error) {
+	made, err := schemasFor(reflect.TypeFor[Spec]())
+	if err != nil {
+		return nil, err
+	}
+	return made.published, nil
+}
+
 type node = map[string]any
 
 func schemasFor(spec reflect.Type) (*schemas, error) {

@@ -20,6 +20,8 @@ var Active Folder
 // Folder is a folder with a file for each fault.
 type Folder string
 
+const lastingFolder = "lasting"
+
 // Fault is the name of a file.
 type Fault string
 
@@ -37,6 +39,9 @@ const (
 	LoseDelete     Fault = "loseDelete"
 )
 
+// Make creates the folder.
+func (f Folder) Make() error { return os.MkdirAll(f.path(lastingFolder), 0o700) }
+
 // Set causes a fault. The content is a number, or empty.
 func (f Folder) Set(fault Fault, content string) error {
 	return os.WriteFile(f.path(string(fault)), []byte(content), 0o600)
@@ -47,7 +52,7 @@ func (f Folder) Clear() error {
 	found, err := os.ReadDir(string(f))
 	for _, file := range found {
 		if file.IsDir() {
-			continue // locks of VMs have a hook of their own
+			continue // other hooks undo these
 		}
 		if removal := os.Remove(f.path(file.Name())); !errors.Is(removal, os.ErrNotExist) {
 			err = errors.Join(err, removal)
@@ -91,13 +96,34 @@ func (f Folder) Wait(ctx context.Context) {
 	}
 }
 
-// Lock forbids every operation on the VMs of a machine, and Unlock allows them again.
-func (f Folder) Lock(cluster, machine string) error {
-	path := f.lock(cluster, machine)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+// Changed records a change of the back end, and Changes returns their number.
+func (f Folder) Changed() error {
+	if f == "" {
+		return nil
+	}
+	file, err := os.OpenFile(f.lasting("changes"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
 		return err
 	}
-	return os.WriteFile(path, nil, 0o600)
+	_, err = file.Write([]byte{'.'})
+	return errors.Join(err, file.Close())
+}
+
+// Changes returns the number of changes so far.
+func (f Folder) Changes() (int64, error) {
+	found, err := os.Stat(f.lasting("changes"))
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	return found.Size(), nil
+}
+
+// Lock forbids every operation on the VMs of a machine, and Unlock allows them again.
+func (f Folder) Lock(cluster, machine string) error {
+	return os.WriteFile(f.lock(cluster, machine), nil, 0o600)
 }
 
 // Unlock ends a lock.
@@ -114,7 +140,7 @@ func (f Folder) Locked(cluster, machine string) bool {
 
 func (f Folder) lock(cluster, machine string) string {
 	sum := sha256.Sum256([]byte(cluster + "\x00" + machine))
-	return f.path(filepath.Join("locked", hex.EncodeToString(sum[:])))
+	return f.lasting(hex.EncodeToString(sum[:]))
 }
 
 func (f Folder) number(fault Fault) (int, bool) {
@@ -128,5 +154,8 @@ func (f Folder) number(fault Fault) (int, bool) {
 	number, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	return number, err == nil
 }
+
+// lasting names a file that Clear keeps.
+func (f Folder) lasting(name string) string { return f.path(filepath.Join(lastingFolder, name)) }
 
 func (f Folder) path(name string) string { return filepath.Join(string(f), name) }
