@@ -34,9 +34,10 @@ record-quickstart: ## Record `make quickstart` in a terminal, as docs/images/qui
 	python3 hack/record-quickstart.py
 
 .PHONY: generate
-generate: ## Write config/crd, config/rbac, config/policy, the roles in config/components and the tables of the documentation anew from the code.
+generate: ## Write config/crd, config/rbac, config/policy, the roles in config/components, the tables of the documentation and sdk/go/gen from the code.
 	$(CARGO) run -q --bin capcmi -- manifests --write config
 	$(CARGO) run -q -p xtask -- docs README.md docs
+	sdk/go/generate.sh
 
 .PHONY: record-failures
 record-failures: ## Cause and record every failure of docs/reference/failures.md; then `make generate`.
@@ -79,8 +80,8 @@ WITHOUT_LIBVIRT = --exclude capcmi-driver-libvirt
 TEST = MAKEFLAGS= RUST_TEST_THREADS="$${RUST_TEST_THREADS:-8}" $(CARGO) test --workspace $(WITHOUT_LIBVIRT) --locked
 
 .PHONY: test
-test: ## Run the tests on real parts: etcd, kube-apiserver, Cluster API, the built provider, Python drivers.
-	@$(MAKE) --no-print-directory --jobs=2 test-rust test-python
+test: ## Run the tests on real parts: etcd, kube-apiserver, Cluster API, the built provider, drivers in Python and Go.
+	@$(MAKE) --no-print-directory --jobs=2 test-rust test-python test-go
 
 .PHONY: test-rust
 test-rust:
@@ -89,7 +90,7 @@ test-rust:
 # `lifecycle::hold` is the other half of a test, which starts it. The soak is a short one here.
 .PHONY: test-all
 test-all: SOAK_SECONDS = 60
-test-all: test-python ## Run everything but e2e-libvirt: long cases, a whole cluster, the container and libvirt drivers, bench-counts and fuzz; two hours.
+test-all: test-python test-go ## Run everything but e2e-libvirt: long cases, a whole cluster, the container and libvirt drivers, bench-counts and fuzz; two hours.
 	$(SOAK) PROPTEST_CASES=2000 $(TEST) --no-fail-fast -- --include-ignored --exact --skip lifecycle::hold
 	$(MAKE) test-container test-cluster test-shipped test-libvirt bench-counts fuzz
 
@@ -99,6 +100,11 @@ IN_PYTHON = cd examples/drivers/python && "$$(./environment.sh)/bin/python" -m
 .PHONY: test-python
 test-python: ## Run the tests of the Python drivers alone.
 	$(IN_PYTHON) pytest
+
+# The race detector needs a C compiler. The tests in Rust run the conformance suite against the kit.
+.PHONY: test-go
+test-go: ## Run the tests of the kit for drivers in Go alone.
+	cd sdk/go && CGO_ENABLED=1 go test -race -short ./...
 
 TEST_LIBVIRT = CAPCMI_LIBVIRT_TESTS=required $(CARGO) test -p capcmi-driver-libvirt --locked
 
@@ -173,13 +179,20 @@ lint-python: ## Check format and lints of the Python drivers.
 	$(IN_PYTHON) ruff format --check .
 	$(IN_PYTHON) ruff check .
 
+.PHONY: lint-go
+lint-go: ## Check format, lints and generated code of the kit and the driver in Go.
+	@unformatted=$$(gofmt -l sdk/go examples/drivers/go); [ -z "$$unformatted" ] || { echo "gofmt -w $$unformatted" >&2; exit 1; }
+	sdk/go/generate.sh check
+	cd sdk/go && go vet ./... && go vet -tags cmifaults ./cmi && go mod tidy -diff
+	cd examples/drivers/go && go vet ./... && go mod tidy -diff
+
 .PHONY: lint-prose
 lint-prose: ## Check that pages, comments and messages are easy to read (hack/prose.py --help).
 	python3 -B -m unittest discover --quiet --start-directory hack
 	hack/prose.py
 
 .PHONY: lint
-lint: lint-python lint-prose ## Check format, prose, lints and, where cargo-deny is installed, dependencies, as CI does.
+lint: lint-python lint-go lint-prose ## Check format, prose, lints and, where cargo-deny is installed, dependencies, as CI does.
 	$(CARGO) fmt --all --check
 	CARGO='$(CARGO)' hack/check-features.sh
 	$(CARGO) clippy --workspace $(WITHOUT_LIBVIRT) --all-targets --locked -- -D warnings

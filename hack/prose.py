@@ -5,8 +5,8 @@
     hack/prose.py PATH...          only texts below these paths, with a line for each file
     hack/prose.py --worst N        also the N worst sentences
 
-The texts are Markdown pages, comments in Rust code, and messages. A message is a string literal of at least
-four words in Rust code outside tests. The check counts habits that make a sentence hard to read, and
+The texts are Markdown pages, comments in Rust and Go code, and messages. A message is a string literal of at least
+four words in code outside tests. The check counts habits that make a sentence hard to read, and
 tolerates 40 for each 1,000 sentences.
 """
 
@@ -25,8 +25,11 @@ FEW = 25
 LONGEST, SHORTEST = 32, 4
 
 CODE_FOLDERS = ("src", "crates", "drivers", "examples", "benches", "tests", "fuzz")
-MESSAGE_FOLDERS = ("src", "crates", "drivers")
-SKIPPED = {"target", "out", "node_modules", ".git", ".venv"}
+MESSAGE_FOLDERS = ("src", "crates", "drivers", "sdk")
+# Go programs below crates are built from their sources, so that a new comment would rebuild them.
+CODE = ((".rs", CODE_FOLDERS), (".go", ("examples", "sdk")))
+# Folders of generated and foreign files.
+SKIPPED = {"gen", "target", "out", "node_modules", ".git", ".venv"}
 
 
 def words(text):
@@ -137,8 +140,8 @@ TOKEN = re.compile(
 )
 
 
-class Rust:
-    """The comments of a Rust file, and its messages outside tests."""
+class Source:
+    """The comments of a file in Rust or Go, and its messages outside tests."""
 
     def __init__(self, text):
         self.comments, self.messages = [], []
@@ -236,7 +239,7 @@ def files(root, folders, suffix):
 
 
 def is_test(path):
-    return "tests" in path.parts or path.stem == "tests" or path.stem.endswith("_tests")
+    return "tests" in path.parts or path.stem == "tests" or path.stem.endswith(("_tests", "_test"))
 
 
 def crate(path):
@@ -245,15 +248,15 @@ def crate(path):
 
 
 def counts(root):
-    """Returns the counts of pages, of Rust files, and of messages by crate."""
+    """Returns the counts of pages, of files with code, and of messages by crate."""
     pages = [path for path in map(pathlib.Path, ("README.md", "CONTRIBUTING.md")) if (root / path).exists()]
     of_pages, of_comments, of_messages = [], [], {}
     for path in [*pages, *files(root, ["docs"], ".md")]:
         count = Count(path.as_posix())
         count.add(path.as_posix(), markdown((root / path).read_text()))
         of_pages.append(count)
-    for path in files(root, CODE_FOLDERS, ".rs"):
-        code = Rust((root / path).read_text())
+    for path in (path for suffix, folders in CODE for path in files(root, folders, suffix)):
+        code = Source((root / path).read_text())
         count = Count(path.as_posix())
         count.add(path.as_posix(), code.comments)
         of_comments.append(count)

@@ -61,7 +61,7 @@ class Texts(unittest.TestCase):
 
 class Code(unittest.TestCase):
     def test_comments_of_several_lines_are_one_paragraph(self):
-        code = prose.Rust(
+        code = prose.Source(
             "//! A crate\n//! of code.\n\n"
             "/// A function.\n///\n/// ```\n/// not this\n/// ```\nfn f() {} // It ends.\n"
         )
@@ -69,7 +69,7 @@ class Code(unittest.TestCase):
         self.assertEqual(code.comments, comments)
 
     def test_messages_are_strings_of_several_words(self):
-        code = prose.Rust(
+        code = prose.Source(
             'fn f<\'a>(x: &\'a str, c: char) {\n'
             '    let quote = \'"\';\n'
             '    bail!("cannot read `{x}` of the \\\n        file"); // not "a message in a comment"\n'
@@ -83,7 +83,7 @@ class Code(unittest.TestCase):
         )
 
     def test_messages_of_tests_do_not_count(self):
-        code = prose.Rust(
+        code = prose.Source(
             '#[cfg(test)]\nmod tests {\n    fn f() { panic!("a message of a test here") }\n}\n'
             'fn f() { panic!("a message of the program here") }\n'
             '#[cfg(test)]\nmod more;\nconst X: &str = "a message after a test module";\n'
@@ -93,7 +93,7 @@ class Code(unittest.TestCase):
         self.assertFalse(prose.is_test(pathlib.PurePath("src/plan/test_clock.rs")))
 
     def test_comments_can_be_nested(self):
-        code = prose.Rust('/* "one /* two */ three" */ const X: &str = "a message of four words";')
+        code = prose.Source('/* "one /* two */ three" */ const X: &str = "a message of four words";')
         self.assertEqual(len(code.messages), 1)
 
 

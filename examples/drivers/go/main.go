@@ -84,8 +84,8 @@ func (b *backend) Stop(_ context.Context, vm *cmi.VM) error {
 	return b.cloud.write(stopped)
 }
 
-// Lock keeps other processes away, too. A back end that other computers use has a lock, a client token or a unique
-// name of its own.
+// Lock keeps other processes away, too. A back end that other computers use needs its own lock, a client token or a
+// unique name.
 func (b *backend) Lock(_ context.Context, id cmi.Identity) (unlock func(), err error) {
 	return b.cloud.lock(id)
 }

@@ -220,7 +220,7 @@ func (m machine[Spec]) owns(vm *VM) bool {
 	return vm.Tags[MachineTag] == m.id.Machine || m.id.Machine == "" && m.providerID != ""
 }
 
-// one returns the VM that a request means. NOT_FOUND is a promise: the back end confirmed that there is none.
+// one returns the VM that a request means. NOT_FOUND is a promise: the back end confirmed that no VM exists.
 func (d *driver[Spec]) one(ctx context.Context, m machine[Spec]) (*VM, error) {
 	found, err := d.owned(ctx, m)
 	if err != nil {

@@ -154,7 +154,7 @@ func (d *driver[Spec]) UpdateMachine(
 	return &capcmiv1.UpdateMachineResponse{}, err
 }
 
-// updatable returns the VM that an update means: also the adopted one that has no machine object yet.
+// updatable returns the VM that an update means: also an adopted VM without a machine object.
 func (d *driver[Spec]) updatable(ctx context.Context, m machine[Spec]) (*VM, error) {
 	all, err := d.namesakes(ctx, m)
 	if err != nil {

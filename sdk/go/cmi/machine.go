@@ -10,7 +10,7 @@ import (
 	"github.com/capcmi/cluster-api-provider-cmi/sdk/go/internal/faults"
 )
 
-// CreateMachine creates the VM, or adopts the one that an earlier call made.
+// CreateMachine creates the VM, or adopts it after an earlier call.
 func (d *driver[Spec]) CreateMachine(
 	ctx context.Context, r *cmiv1.CreateMachineRequest,
 ) (*cmiv1.CreateMachineResponse, error) {

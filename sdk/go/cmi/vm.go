@@ -28,7 +28,7 @@ type Identity struct {
 	Name string
 	// Machine is the id of the machine object. It is empty for an adopted VM that lacks [MachineTag].
 	Machine string
-	// Tags are the tags that the VM must have: those of this package, and those of the user.
+	// Tags are the tags that the VM must have: the owner's, the user's and SpecTag.
 	Tags map[string]string
 }
 

@@ -73,7 +73,7 @@ func (h hooks[Spec]) commands(program []string) map[string][]string {
 	return commands
 }
 
-// run serves a hook in a process of its own.
+// run serves a hook in this process.
 func (h hooks[Spec]) run(arguments []string) error {
 	run := process{os.Getenv(folderVariable), os.Args[:len(os.Args)-len(arguments)-1]}
 	ctx := cmi.WithSecrets(context.Background(), h.secrets())

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Suite is what the conformance suite must know about a back end. The fields are settings of `capcmi conformance`; its
+// Suite describes a back end to the conformance suite. The fields are settings of `capcmi conformance`; its
 // documentation explains them. A change is a JSON merge patch on ProviderSpec.
 type Suite struct {
 	// ProviderSpec is the smallest spec that creates a VM. The only required field.

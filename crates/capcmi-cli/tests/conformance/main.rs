@@ -7,6 +7,7 @@ mod attribution;
 mod command;
 mod flaw;
 mod go;
+mod go_kit;
 mod go_tls;
 mod hooks;
 mod identity;
