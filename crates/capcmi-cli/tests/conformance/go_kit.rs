@@ -89,7 +89,7 @@ async fn the_go_quickstart_reaches_the_verdict_full() -> Result<()> {
 async fn every_call_of_the_go_kit_keeps_every_rule() -> Result<()> {
     let output = go(
         &repository().join("sdk/go"),
-        &["test", "-count=1", "-v", "-run=TestEverything", "./cmitest"],
+        &["test", "-count=1", "-v", "./cmitest"],
     );
     let output = output.await?;
     ensure!(output.contains(" 0 skipped"), "{output}");
