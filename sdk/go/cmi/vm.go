@@ -1,11 +1,15 @@
 package cmi
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/capcmi/cluster-api-provider-cmi/sdk/go/internal/faults"
 )
 
 // Tags that the caller sets on the VMs of a machine.
@@ -35,6 +39,12 @@ type Identity struct {
 // String returns the name and the cluster for messages.
 func (id Identity) String() string {
 	return fmt.Sprintf("machine %s of cluster %s", id.Name, id.Cluster)
+}
+
+// Token returns a client token for platforms that accept one: requests with the same token make at most one VM.
+func (id Identity) Token() string {
+	sum := sha256.Sum256([]byte(id.Cluster + "\x00" + id.Name + "\x00" + id.Machine + faults.Salt))
+	return hex.EncodeToString(sum[:16])
 }
 
 // VM is a virtual machine that exists.

@@ -4,6 +4,7 @@ package cmitest
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -150,6 +151,7 @@ func (h hooks[Spec]) printChanges(ctx context.Context, folder faults.Folder) err
 }
 
 func (h hooks[Spec]) plant(ctx context.Context, id cmi.Identity) error {
+	faults.Salt = rand.Text()
 	id.Tags = map[string]string{cmi.ClusterTag: id.Cluster, cmi.MachineTag: id.Machine}
 	spec, err := h.spec()
 	if err != nil {

@@ -17,6 +17,9 @@ import (
 // Active is the folder with the faults of this process. Empty: there are no faults.
 var Active Folder
 
+// Salt makes other client tokens, so that a hook can make a second VM of a machine.
+var Salt string
+
 // Folder is a folder with a file for each fault.
 type Folder string
 
