@@ -12,7 +12,7 @@ go version >/dev/null || { echo "the driver in Go needs Go: https://go.dev/dl" >
 inputs() {
     go version
     cat build.sh go.mod go.sum ./*.go "$kit/go.mod" "$kit/go.sum"
-    find "$kit/cmi" "$kit/gen" "$kit/internal" -name '*.go' | LC_ALL=C sort | xargs cat
+    find "$kit/cmi" "$kit/gen" "$kit/internal" -name '*.go' ! -name '*_test.go' | LC_ALL=C sort | xargs cat
 }
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/capcmi"
 folder="$cache/go-driver-$(inputs | sha256sum | cut -c1-16)"

@@ -84,14 +84,33 @@ async fn the_go_quickstart_reaches_the_verdict_full() -> Result<()> {
     reaches_full(&go(folder, &["test", "-v", "./..."]).await?)
 }
 
+/// Runs the tests of the kit with these names, which run the suite.
+async fn kit_tests(names: &str) -> Result<String> {
+    let pattern = format!("-run={names}");
+    let arguments = ["test", "-count=1", "-v", &pattern, "./cmitest"];
+    go(&repository().join("sdk/go"), &arguments).await
+}
+
 /// The back end of this test offers every optional call. No case is skipped.
 #[tokio::test]
 async fn every_call_of_the_go_kit_keeps_every_rule() -> Result<()> {
-    let output = go(
-        &repository().join("sdk/go"),
-        &["test", "-count=1", "-v", "./cmitest"],
-    );
-    let output = output.await?;
+    let output = kit_tests("TestEverything").await?;
     ensure!(output.contains(" 0 skipped"), "{output}");
     reaches_full(&output)
+}
+
+/// The back end of this test is slow, limited and eventually consistent.
+#[tokio::test]
+async fn a_rest_driver_on_the_go_kit_reaches_the_verdict_full() -> Result<()> {
+    reaches_full(&kit_tests("TestREST").await?)
+}
+
+#[tokio::test]
+async fn go_test_fails_for_a_broken_driver() -> Result<()> {
+    let output = kit_tests("TestRun").await?;
+    ensure!(
+        output.contains("--- PASS: TestRunFailsForABrokenDriver"),
+        "{output}"
+    );
+    Ok(())
 }
