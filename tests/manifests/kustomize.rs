@@ -341,3 +341,44 @@ async fn a_sidecar_is_given_variables_secrets_and_volumes_of_its_own() -> Result
     );
     Ok(())
 }
+
+/// The skeletons of `capcmi driver new` deploy a driver in both ways.
+#[tokio::test]
+async fn the_skeleton_of_a_driver_is_deployed_in_both_ways() -> Result<()> {
+    let skeleton = |name: &str| {
+        let folder = "crates/capcmi-cli/src/commands/driver/new/go/deploy";
+        fs::read_to_string(repository().join(folder).join(name))
+    };
+    let variables = |container: &Value| -> BTreeSet<String> {
+        let variables = container["env"].as_array().expect("variables").iter();
+        variables
+            .filter_map(|variable| Some(variable["name"].as_str()?.to_owned()))
+            .collect()
+    };
+    let sidecar = skeleton("sidecar.yaml")?;
+    let (_, more) = sidecar
+        .split_once("components/driver-sidecar?ref=v0.1.0\n")
+        .expect("a component");
+    let objects = composed(&["driver-sidecar"], more).await?;
+    let pod = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"]["template"]["spec"];
+    let container = &pod["initContainers"][0];
+    assert_eq!(container["image"], "registry.example.com/acme:v0.1.0");
+    assert_eq!(container["envFrom"][0]["secretRef"]["name"], "acme");
+    assert!(variables(container).is_superset(&["CMI_ENDPOINT", "ACME_FOLDER"].map(str::to_owned).into()));
+
+    let remote = skeleton("remote.yaml")?;
+    let (_, more) = remote
+        .split_once("components/driver-deployment?ref=v0.1.0\n")
+        .expect("components");
+    let objects = composed(&["driver-remote", "driver-deployment"], more).await?;
+    let pod = &find(&objects, "Deployment", "capcmi-driver")?["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    assert_eq!(container["image"], "registry.example.com/acme:v0.1.0");
+    let tls = [
+        "CAPCMI_TLS_CERT_FILE",
+        "CAPCMI_TLS_KEY_FILE",
+        "CAPCMI_CLIENT_CA_FILE",
+    ];
+    assert!(variables(container).is_superset(&tls.map(str::to_owned).into()));
+    Ok(())
+}

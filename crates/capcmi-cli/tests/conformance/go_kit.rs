@@ -58,30 +58,29 @@ fn reaches_full(output: &str) -> Result<()> {
     Ok(())
 }
 
-/// An author who copies the page gets the verdict that it promises.
+/// An author who copies the page, or begins with the skeleton, gets the verdict that the page promises.
 #[tokio::test]
 async fn the_go_quickstart_reaches_the_verdict_full() -> Result<()> {
     let page = fs::read_to_string(repository().join("docs/drivers/quickstart-go.md"))?;
     let folder = RunFolder::create()?;
+    let folder = folder.path().join("acme");
+    let mut skeleton = Command::new(env!("CARGO_BIN_EXE_capcmi"));
+    skeleton.args(["driver", "new", "--lang=go", "acme", "--folder"]);
+    ensure!(skeleton.arg(&folder).status().await?.success(), "no skeleton");
     let mut lines = 0;
     for file in ["main.go", "main_test.go"] {
         let text = shown(&page, file).context(file)?;
         lines += text.lines().count();
-        fs::write(folder.path().join(file), text)?;
+        ensure!(text == fs::read_to_string(folder.join(file))?, "{file} differs");
     }
     ensure!(lines <= MOST_LINES, "the author writes {lines} lines");
     let kit = fs::canonicalize(repository().join("sdk/go"))?;
-    let folder = folder.path();
-    go(folder, &["mod", "init", "example.com/acme"]).await?;
     let replacement = format!("-replace={MODULE}={}", kit.display());
-    go(
-        folder,
-        &["mod", "edit", &replacement, &format!("-require={MODULE}@v0.0.0")],
-    )
-    .await?;
-    go(folder, &["mod", "tidy"]).await?;
-    go(folder, &["vet", "./..."]).await?;
-    reaches_full(&go(folder, &["test", "-v", "./..."]).await?)
+    let requirement = format!("-require={MODULE}@v0.0.0");
+    go(&folder, &["mod", "edit", &replacement, &requirement]).await?;
+    go(&folder, &["mod", "tidy"]).await?;
+    go(&folder, &["vet", "./..."]).await?;
+    reaches_full(&go(&folder, &["test", "-v", "./..."]).await?)
 }
 
 /// Runs the tests of the kit with these names, which run the suite.
