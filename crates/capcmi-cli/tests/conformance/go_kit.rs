@@ -45,7 +45,7 @@ fn shown(page: &str, file: &str) -> Result<String> {
     let mark = format!("<!-- file: {file} -->\n\n```go\n");
     let parts = page.split(&mark).skip(1);
     let parts: Option<Vec<_>> = parts.map(|part| Some(part.split_once("```")?.0)).collect();
-    let file = parts.context("a part has no end")?.concat();
+    let file = parts.context("a part has no end")?.join("\n");
     ensure!(!file.is_empty(), "the page shows no such file");
     Ok(file)
 }
