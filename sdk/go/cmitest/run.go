@@ -10,10 +10,13 @@
 // are the test program itself, started again: each runs the same test up to Run. So a back end must keep its VMs outside
 // of the process. [Shared] passes a folder or an address to all processes.
 //
-// The program capcmi is the one in the variable CAPCMI, or on the PATH.
+// With `go test -race`, a race in the driver fails the test.
+//
+// The variable CAPCMI names the program capcmi. Without it, the program is on the PATH.
 package cmitest
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -162,10 +165,13 @@ func (p process) judge(t *testing.T, capcmi string, config configuration) {
 	text := strings.TrimSpace(string(output))
 	lines := strings.Split(text, "\n")
 	t.Log(strings.Join(lines[max(0, len(lines)-6):], "\n"))
-	if failure == nil {
+	driver, err := os.ReadFile(p.log())
+	if bytes.Contains(driver, []byte("WARNING: DATA RACE")) {
+		t.Errorf("the race detector found a race in the driver:\n%s", driver)
+	}
+	if failure == nil && err == nil {
 		return
 	}
-	driver, err := os.ReadFile(p.log())
 	t.Errorf("%s %s: %v\n%s\n\nthe driver's log ends:\n%s", capcmi, strings.Join(arguments, " "), failure, text,
 		last(string(driver), 4<<10))
 	if err != nil {

@@ -4,6 +4,7 @@ package cmitest_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -16,7 +17,8 @@ import (
 // brokenVariable lets another test run TestBroken, which must fail.
 const brokenVariable = "CMITEST_TEST_BROKEN"
 
-// broken is a back end whose VMs never fit their spec, so that a repeated create fails.
+// broken is a back end whose VMs never fit their spec, so that a repeated create fails. It also writes the warning of the
+// race detector.
 type broken struct{ *everything }
 
 func (b broken) Find(ctx context.Context, id cmi.Identity, spec spec) ([]*cmi.VM, error) {
@@ -24,6 +26,7 @@ func (b broken) Find(ctx context.Context, id cmi.Identity, spec spec) ([]*cmi.VM
 	for _, vm := range vms {
 		vm.Tags[cmi.SpecTag] = "another"
 	}
+	fmt.Fprintln(os.Stderr, "WARNING: DATA RACE")
 	return vms, err
 }
 
@@ -54,8 +57,12 @@ func TestRunFailsForABrokenDriver(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it needs capcmi")
 	}
-	if output := runBroken(t); !strings.Contains(output, "--- FAIL: TestBroken/create-again") {
+	output := runBroken(t)
+	if !strings.Contains(output, "--- FAIL: TestBroken/create-again") {
 		t.Errorf("no case failed:\n%s", output)
+	}
+	if !strings.Contains(output, "the race detector found a race in the driver") {
+		t.Errorf("a race was not reported:\n%s", output)
 	}
 }
 
