@@ -260,6 +260,21 @@ reasons! {
         "The Node in `status.nodeRef` of the Machine has the providerID of another machine.",
         Some("Two machines registered under one name: delete the older Node.");
 
+    NODE_MISSING = "NodeMissing",
+        "The VM has been up for longer than a bootstrap takes, and no Node with its ProviderID has joined.",
+        Some("Read the last lines of the console in the message, and follow docs/operate/no-node.md.");
+    PROVIDER_ID_MISMATCH = "ProviderIDMismatch",
+        "The Node has another ProviderID than the VM, or none, so Cluster API does not match them.",
+        Some("Correct `provider-id` in the kubelet's arguments of the bootstrap data, and replace the \
+            machine.");
+    NODE_NOT_MATCHED = "NodeNotMatched",
+        "The Node has the ProviderID of the VM, and Cluster API has not matched them.",
+        Some("Check the condition `NodeReady` of the Machine and the log of Cluster API's core.");
+    BOOTSTRAP_FAILED = "BootstrapFailed",
+        "cloud-init has failed in the guest, and no Node has joined.",
+        Some("Read the last lines of the console in the message, and correct the image or the bootstrap \
+            data.");
+
     VOLUMES_DRAINED = "VolumesDrained",
         "No pod with volumes is left on the Node.",
         None;

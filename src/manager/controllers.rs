@@ -47,7 +47,7 @@ use crate::manager::tasks::Task;
 use crate::nodes::not_ready_taint::ChangedNodes;
 use crate::nodes::volume_drain::WorkloadOutages;
 use crate::nodes::workload_cluster::{Dial, WorkloadClusters};
-use crate::nodes::{not_ready_taint, remediation, volume_drain};
+use crate::nodes::{missing_node, not_ready_taint, remediation, volume_drain};
 use crate::reconcile::caches::{CachedMachine, Caches, ClusterIds};
 use crate::reconcile::{Enqueue, Reconciler};
 use crate::telemetry::metrics::{ControllerName, MachineCount, MachinePhase, Metrics};
@@ -105,12 +105,15 @@ pub struct Controllers {
     infra_machine_queue: WorkQueue<DeserializeGuard<InfraMachine>>,
     infra_cluster_queue: WorkQueue<DeserializeGuard<InfraCluster>>,
     template_queue: WorkQueue<DeserializeGuard<InfraMachineTemplate>>,
+    /// The InfraMachines whose Nodes are awaited.
+    missing_node_queue: WorkQueue<DeserializeGuard<InfraMachine>>,
     /// The InfraMachines whose Nodes are to be reconciled.
     taint_queue: WorkQueue<DeserializeGuard<InfraMachine>>,
     /// The Machines whose volumes are to be drained.
     drain_queue: WorkQueue<Machine>,
     remediations: Option<Remediations>,
     machine_context: Arc<machine::Context>,
+    missing_node_context: Arc<missing_node::Context>,
     taint_context: Arc<not_ready_taint::Context>,
     drain_context: Arc<volume_drain::Context>,
     deletion_log: Arc<orphans::DeletionLog>,
@@ -167,14 +170,28 @@ impl Controllers {
         leadership: Leadership,
     ) -> Self {
         let infra_machine_queue = WorkQueue::default();
+        let missing_node_queue = WorkQueue::default();
         let drain_queue = WorkQueue::default();
         let events = Events::new(client.clone(), options.reporter.clone());
-        // Shared by both controllers, so that the limit of connections to a workload cluster applies to both
-        // together.
+        // Shared by the controllers, so that the limit of connections to a workload cluster applies to all of
+        // them together.
         let workload_clusters = Arc::new(WorkloadClusters::new(client.clone(), dial));
         let reconciler = |controller, drivers: &ConfiguredDrivers| {
             Reconciler::new(controller, Arc::clone(&metrics), drivers.clone(), events.clone())
         };
+        let policies = AdmissionPolicies::new(client.clone(), Arc::clone(&metrics));
+        let policies = Arc::new(policies.within(options.namespace.clone()));
+        let missing_node_context = Arc::new(missing_node::Context {
+            client: client.clone(),
+            caches: caches.clone(),
+            drivers: drivers.clone(),
+            workload_clusters: Arc::clone(&workload_clusters),
+            policies: Arc::clone(&policies),
+            // As for taints. The permit of this controller has a key of its own.
+            reconciler: reconciler(ControllerName::MissingNode, &ConfiguredDrivers::default()),
+            enqueue: enqueue(&missing_node_queue),
+            schedule: missing_node::Schedule::default(),
+        });
         let drain_context = Arc::new(volume_drain::Context {
             enabled: options.volume_drain,
             client: client.clone(),
@@ -208,10 +225,7 @@ impl Controllers {
             failures: Arc::default(),
             events,
             metrics: Arc::clone(&metrics),
-            policies: Arc::new(
-                AdmissionPolicies::new(client.clone(), Arc::clone(&metrics))
-                    .within(options.namespace.clone()),
-            ),
+            policies,
             enqueue: enqueue(&infra_machine_queue),
         });
         Self {
@@ -223,10 +237,12 @@ impl Controllers {
             infra_machine_queue,
             infra_cluster_queue: WorkQueue::default(),
             template_queue: WorkQueue::default(),
+            missing_node_queue,
             taint_queue: WorkQueue::default(),
             drain_queue,
             remediations: None,
             machine_context,
+            missing_node_context,
             taint_context,
             drain_context,
             deletion_log: Arc::default(),
@@ -378,6 +394,7 @@ impl Controllers {
         // The controllers exist before anything is enqueued for them.
         let controllers = this.controllers(stopping);
         this.hint_machines_with_unhealthy_nodes().await;
+        this.enqueue_missing_nodes().await;
         this.enqueue_tainted_nodes().await;
         this.enqueue_drains();
         LeaderTasks {
@@ -425,6 +442,17 @@ impl Controllers {
             |object, error, ctx| ctx.reconciler.error_policy(&*object, error),
             self.template_context(),
         );
+        let missing_nodes = Controller::new(
+            &caches.infra_machines,
+            &self.missing_node_queue,
+            workers.missing_nodes,
+        )
+        .graceful_shutdown_on(stop())
+        .run(
+            missing_node::reconcile,
+            |object, error, ctx| ctx.reconciler.error_policy(&*object, error),
+            Arc::clone(&self.missing_node_context),
+        );
         let taints = Controller::new(&caches.infra_machines, &self.taint_queue, workers.taints)
             .graceful_shutdown_on(stop())
             .run(
@@ -443,6 +471,7 @@ impl Controllers {
             Task::new("the InfraMachine controller", machines),
             Task::new("the InfraCluster controller", clusters),
             Task::new("the InfraMachineTemplate controller", templates),
+            Task::new("the missing Node controller", missing_nodes),
             Task::new("the not-ready taint controller", taints),
             Task::new("the volume drain controller", drains),
         ];
@@ -531,6 +560,7 @@ impl Controllers {
             machines: self.workers(options.machine_concurrency),
             clusters: self.workers(options.cluster_concurrency),
             templates: self.workers(options.template_concurrency),
+            missing_nodes: self.workers(WORKLOAD_CLUSTER_CONCURRENCY),
             taints: WORKLOAD_CLUSTER_CONCURRENCY,
             drains: self.workers(WORKLOAD_CLUSTER_CONCURRENCY),
         }
@@ -640,6 +670,8 @@ struct WorkerCounts {
     machines: u16,
     clusters: u16,
     templates: u16,
+    /// Reconciles of InfraMachines whose Nodes are awaited. Each may ask a driver for the console.
+    missing_nodes: u16,
     /// Reconciles of InfraMachines whose Nodes have the not-ready taint.
     taints: u16,
     /// Reconciles of Machines whose volumes are drained. Each may ask a driver for the ids of volumes before

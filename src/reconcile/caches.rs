@@ -43,6 +43,8 @@ pub struct InfraMachineFacts {
     pub is_provisioned: bool,
     /// Whether the provider removes a taint from its Node.
     pub has_taint: bool,
+    /// Whether its status shows that its Node is missing.
+    pub shows_missing_node: bool,
     /// Whether it requests a drain of its Machine's volumes, or reports one.
     pub requests_drain: bool,
 }

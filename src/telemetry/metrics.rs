@@ -64,6 +64,8 @@ label_values! {
         InfraCluster = "infracluster",
         /// The controller of InfraMachineRemediations.
         InfraMachineRemediation = "inframachineremediation",
+        /// The controller that looks for the cause when the Node of an InfraMachine does not appear.
+        MissingNode = "missing_node",
         /// The controller that removes the not-ready taint of the Nodes of InfraMachines.
         NotReadyTaint = "not_ready_taint",
         /// The controller that drains the volumes of Machines.

@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use cmi_driver::Operation;
 use cmi_simulated::Phase;
-
 use serde_json::json;
 
+use crate::support::fleet::found;
 use crate::support::trap::name_of;
 use crate::support::{Cloud, Provider, Stage, World};
 
@@ -50,6 +50,9 @@ async fn a_machine_costs_three_writes_and_an_event_and_then_nothing() -> Result<
         .filter(|call| call.operation == Operation::CreateMachine && call.phase == Phase::Started);
     ensure!(creates.count() == MACHINES, "a machine was created twice");
 
+    for machine in &machines {
+        found(&world, machine).await?;
+    }
     let calls = cloud.calls()?.len();
     tokio::time::sleep(A_DAY).await;
     ensure!(

@@ -25,6 +25,7 @@ mod leadership;
 mod lifecycle;
 mod malformed;
 mod metrics;
+mod missing_node;
 mod moving;
 mod not_ready_taint;
 mod orphans;

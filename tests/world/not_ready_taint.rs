@@ -14,7 +14,7 @@ use management_cluster::eventually;
 use serde_json::{Value, json};
 
 use crate::support::by_hand::{condition, message, says};
-use crate::support::fleet::objects;
+use crate::support::fleet::{found, objects};
 use crate::support::provider::Replica;
 use crate::support::world::kubeconfig;
 use crate::support::{ByHand, Cloud, DEADLINE, Point, Provider, Stage, Trap, World};
@@ -387,15 +387,6 @@ async fn up(world: &World, machine: ByHand) -> Result<ByHand> {
     machine.provisioned().await?;
     found(world, &machine).await?;
     Ok(machine)
-}
-
-/// Says in Cluster API's place that the Node of a machine was found.
-async fn found(world: &World, machine: &ByHand) -> Result<()> {
-    let found = Patch::Merge(json!({"status": {"nodeRef": {"name": machine.name}}}));
-    objects(world, "cluster.x-k8s.io", "v1beta2", "Machine")
-        .patch_status(&machine.name, &PatchParams::default(), &found)
-        .await?;
-    Ok(())
 }
 
 /// A Node that has registered with the taint.

@@ -14,7 +14,7 @@ use crate::api::identity;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation, InfraMachineTemplate};
 use crate::api::{DeserializeGuard, annotations, bounded, fingerprint, labels};
 use crate::machine;
-use crate::nodes::volume_drain;
+use crate::nodes::{missing_node, volume_drain};
 use crate::reconcile::caches::{InfraMachineFacts, MachineFacts};
 
 impl Stored for DeserializeGuard<InfraMachine> {
@@ -39,6 +39,7 @@ impl Stored for DeserializeGuard<InfraMachine> {
             has_vanished: infra.has_vanished(),
             is_provisioned: infra.is_provisioned(),
             has_taint: infra.spec.not_ready_taint.is_some(),
+            shows_missing_node: missing_node::is_reported(infra),
             requests_drain: volume_drain::is_requested(self),
             ..of_metadata
         }

@@ -29,10 +29,14 @@ impl Controllers {
         let (hint, on_node_change) = (self.look_up_hint(), self.on_node_change());
         let remediations = self.remediations.clone();
         let on_drain_change = self.on_drain_change();
+        let missing_node_queue = self.missing_node_queue.clone();
         move |update| {
             for change in &update.changes {
                 if let Some(remediations) = &remediations {
                     remediations.enqueue_of_machine(change.object());
+                }
+                if matches!(change, Change::Updated { .. }) && change.passes(node_name_predicate) {
+                    missing_node_queue.enqueue(infra_machine_of(change.object()));
                 }
                 if change.current().is_some() && change.passes(machine_drain_predicate) {
                     on_drain_change(change.object());
@@ -113,6 +117,27 @@ impl Controllers {
                 }
                 queue.enqueue(reference);
             }
+        }
+    }
+
+    /// Enqueues the machines that had no Node, or whose status shows that, when this replica began to lead.
+    pub(super) async fn enqueue_missing_nodes(&self) {
+        let without_node = self
+            .caches
+            .machines
+            .select(|entry| entry.facts().node_is_healthy.is_none());
+        for entry in &without_node {
+            consume_budget().await;
+            if let Some(machine) = entry.object() {
+                self.missing_node_queue.enqueue(infra_machine_of(&machine));
+            }
+        }
+        let reported = self
+            .caches
+            .infra_machines
+            .select(|entry| entry.facts().shows_missing_node);
+        for entry in &reported {
+            self.missing_node_queue.enqueue_key(entry.key().clone());
         }
     }
 
@@ -214,6 +239,8 @@ impl Controllers {
         let machine_context = Arc::clone(&self.machine_context);
         let deletion_log = Arc::clone(&self.deletion_log);
         let (taint_queue, taint_context) = (self.taint_queue.clone(), Arc::clone(&self.taint_context));
+        let missing_node_queue = self.missing_node_queue.clone();
+        let missing_node_context = Arc::clone(&self.missing_node_context);
         let remediations = self.remediations.clone();
         let on_drain_change = self.on_drain_change();
         move |update| {
@@ -229,8 +256,12 @@ impl Controllers {
                 {
                     on_drain_change(&owner);
                 }
+                if change.current().is_some() && change.passes(is_provisioned_predicate) {
+                    missing_node_queue.enqueue(ObjectRef::from_obj(change.object()));
+                }
                 match change {
                     Change::Deleted(object) => {
+                        missing_node_context.schedule.forget(object.meta().uid());
                         states.forget(object.meta().uid());
                         taint_context.changed_nodes.remove(object.meta().uid());
                         machine_context.drivers.forget(object.meta().uid());
@@ -412,6 +443,16 @@ fn own_annotation_of_infra_machine<'a>(key: &str, value: &'a str) -> Option<Cow<
 fn own_annotation_of_remediation<'a>(key: &str, value: &'a str) -> Option<Cow<'a, str>> {
     let is_own = [annotations::RESTARTS, annotations::RESTART_ISSUED_AT].contains(&key);
     (!is_own).then_some(Cow::Borrowed(value))
+}
+
+/// Whether a Node of the machine is expected.
+fn is_provisioned_predicate(object: &DeserializeGuard<InfraMachine>) -> u64 {
+    fingerprint(object.0.as_ref().is_ok_and(InfraMachine::is_provisioned))
+}
+
+fn node_name_predicate(machine: &Machine) -> u64 {
+    let status = machine.status.as_ref();
+    fingerprint(status.and_then(|status| status.node_name.as_deref()))
 }
 
 fn machine_predicate(machine: &Machine) -> u64 {

@@ -5,7 +5,7 @@ use capcmi::api::wall_clock;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams};
 use serde_json::json;
 
-use super::World;
+use super::{ByHand, World};
 
 /// Objects of a kind in the namespace of the case.
 pub fn objects(world: &World, group: &str, version: &str, kind: &str) -> Api<DynamicObject> {
@@ -24,4 +24,10 @@ pub async fn node_is(world: &World, name: &str, healthy: &str) -> Result<()> {
         .patch_status(name, &PatchParams::default(), &Patch::Merge(status))
         .await?;
     Ok(())
+}
+
+/// Reports, as Cluster API does, that the Node of a machine was found and is healthy. It has the name of the
+/// machine.
+pub async fn found(world: &World, machine: &ByHand) -> Result<()> {
+    node_is(world, &machine.name, "True").await
 }

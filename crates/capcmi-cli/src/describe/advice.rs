@@ -35,6 +35,7 @@ pub(super) fn steps(facts: &MachineReport, now: Timestamp) -> Vec<String> {
         conditions::DRIVER_REACHABLE,
         conditions::VIRTUAL_MACHINE_RUNNING,
         conditions::VIRTUAL_MACHINE_UP_TO_DATE,
+        conditions::NODE_JOINED,
         conditions::CREDENTIALS_MOVABLE,
         conditions::NOT_READY_TAINT_REMOVED,
         conditions::VOLUMES_DRAINED,

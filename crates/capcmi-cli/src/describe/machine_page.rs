@@ -28,6 +28,7 @@ pub fn page(facts: &MachineReport, now: Timestamp) -> String {
     page.section("Conditions");
     let shown = machine.status.as_ref().map(|status| status.conditions.as_slice());
     table_of(&mut page, shown.unwrap_or_default(), now);
+    missing_node(&mut page, shown.unwrap_or_default());
     last_operation(&mut page, machine, now);
     record(&mut page, machine, now);
     driver(&mut page, machine);
@@ -151,7 +152,7 @@ fn table_of(page: &mut Page, shown: &[Condition], now: Timestamp) {
                 condition.status.clone(),
                 condition.reason.clone(),
                 ago(condition.last_transition_time.0, now),
-                condition.message.clone(),
+                first_line(&condition.message),
             ]
         })
         .collect();
@@ -159,6 +160,21 @@ fn table_of(page: &mut Page, shown: &[Condition], now: Timestamp) {
         page.line("none: the provider has not reported a status yet");
     }
     page.table(&rows);
+}
+
+/// The first line of a message. The condition `NodeJoined` has more lines, from the console.
+fn first_line(message: &str) -> String {
+    message.lines().next().unwrap_or_default().to_owned()
+}
+
+/// The last lines of the console, if no Node has joined.
+fn missing_node(page: &mut Page, shown: &[Condition]) {
+    let message = conditions::get(shown, conditions::NODE_JOINED).map(|shown| shown.message.as_str());
+    let mut console = message.unwrap_or_default().lines().skip(1).peekable();
+    if console.peek().is_some() {
+        page.section("Console, when the provider last looked for the Node");
+    }
+    console.for_each(|line| page.line(line));
 }
 
 fn last_operation(page: &mut Page, machine: &InfraMachine, now: Timestamp) {

@@ -165,6 +165,24 @@ fn page_of_a_machine_that_is_up_asks_for_a_step_only_without_a_node() {
     assert_page("up.txt", &owner_is("Running"));
 }
 
+#[test]
+fn the_page_of_a_machine_without_a_node_shows_cause_and_console() {
+    let mut waiting = refused();
+    waiting["spec"]["providerID"] = json!("sim://1");
+    waiting["status"] = json!({
+        "observedGeneration": 1, "initialization": {"provisioned": true},
+        "conditions": [
+            {"type": "Ready", "status": "True", "reason": "Ready", "message": "",
+            "lastTransitionTime": at(60)},
+            {"type": "NodeJoined", "status": "False", "reason": "ProviderIDMismatch",
+            "message": "Node `m` has ProviderID `sim://2`; its last lines:\nDebian GNU/Linux 12\nm login:",
+            "lastTransitionTime": at(360)},
+        ],
+    });
+    let vm = VmAnswer::NotCalled("pass the drivers file with --drivers-config to call the driver".to_owned());
+    assert_page("no-node.txt", &machine_page(&facts(&waiting, vm), at(420)));
+}
+
 /// An unreadable part does not hide the others.
 #[test]
 fn the_page_of_a_deletion_names_its_removed_driver_and_unread_parts() {
