@@ -26,7 +26,7 @@ help: ## List the targets.
 DRIVER ?= simulated
 
 .PHONY: quickstart
-quickstart: ## Watch a real Cluster API bring up Machines through this provider, on this computer (DRIVER=libvirt).
+quickstart: ## Watch a real Cluster API bring up Machines through this provider, on this computer (DRIVER=libvirt, or as root container).
 	@DRIVER='$(DRIVER)' CARGO='$(CARGO)' MAKE_VERSION='$(MAKE_VERSION)' hack/quickstart.sh
 
 .PHONY: record-quickstart
@@ -92,7 +92,7 @@ test-rust:
 test-all: SOAK_SECONDS = 60
 test-all: test-python test-go ## Run everything but e2e-libvirt: long cases, a whole cluster, the container and libvirt drivers, bench-counts and fuzz; two hours.
 	$(SOAK) PROPTEST_CASES=2000 $(TEST) --no-fail-fast -- --include-ignored --exact --skip lifecycle::hold
-	$(MAKE) test-container test-cluster test-shipped test-libvirt bench-counts fuzz
+	$(MAKE) test-container test-cluster test-shipped test-quickstart-container test-libvirt bench-counts fuzz
 
 # The first time it makes a virtual environment in the user's cache folder.
 IN_PYTHON = cd examples/drivers/python && "$$(./environment.sh)/bin/python" -m
@@ -173,6 +173,12 @@ test-shipped: ## Run the provider as Pods, as it ships, in a cluster of system c
 	@drivers/container/tests/containers/lab/prepare.sh
 	@images/node/prepare.sh
 	$(CARGO) test $(TEST_CLUSTER) -- --ignored --nocapture
+
+# Without a terminal it ends when all Nodes are Ready. Nothing may be left of it then.
+.PHONY: test-quickstart-container
+test-quickstart-container: ## Bring up the cluster of `make quickstart DRIVER=container` and remove it; as root it installs what it needs.
+	@DRIVER=container CARGO='$(CARGO)' MAKE_VERSION='$(MAKE_VERSION)' hack/quickstart.sh --plain
+	@! ip link show dev capcmi-qs1 2>/dev/null && ! pgrep -af '[c]apcmi/quickstart/state'
 
 .PHONY: lint-python
 lint-python: ## Check format and lints of the Python drivers.

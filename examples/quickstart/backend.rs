@@ -23,6 +23,17 @@ pub enum DriverKind {
     Simulated,
     /// The driver for hosts with libvirt. Its VMs boot on this computer.
     Libvirt,
+    /// The one of system containers on this computer: a whole Cluster. Needs root.
+    Container,
+}
+
+/// A driver whose machines join a control plane that is a stand-in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StandInDriver {
+    /// As [`DriverKind::Simulated`].
+    Simulated,
+    /// As [`DriverKind::Libvirt`].
+    Libvirt,
 }
 
 /// A driver that is ready for the provider.
@@ -35,10 +46,10 @@ pub enum Backend {
 
 impl Backend {
     /// Prepares the driver.
-    pub async fn start(kind: DriverKind, screen: &Screen, management: &ManagementCluster) -> Result<Self> {
+    pub async fn start(kind: StandInDriver, screen: &Screen, management: &ManagementCluster) -> Result<Self> {
         match kind {
-            DriverKind::Simulated => Ok(Self::Simulated(management.folder().path().join("cloud.jsonl"))),
-            DriverKind::Libvirt => Libvirt::start(screen, management.folder())
+            StandInDriver::Simulated => Ok(Self::Simulated(management.folder().path().join("cloud.jsonl"))),
+            StandInDriver::Libvirt => Libvirt::start(screen, management.folder())
                 .await
                 .map(Self::Libvirt),
         }

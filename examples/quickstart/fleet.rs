@@ -16,7 +16,8 @@ pub struct Fleet {
     machines: Api<DynamicObject>,
     deployments: Api<DynamicObject>,
     infra_machines: Api<InfraMachine>,
-    nodes: Api<Node>,
+    /// Of the workload cluster, once it can be reached.
+    nodes: Option<Api<Node>>,
 }
 
 /// A row of the table: one machine. Values that are not known yet are empty.
@@ -34,6 +35,8 @@ pub struct Row {
     pub node: String,
     /// The `spec.providerID` of that Node in the workload cluster.
     pub node_provider_id: String,
+    /// Whether the Node reports that it is Ready.
+    pub node_is_ready: bool,
     /// The Machine's phase.
     pub phase: String,
     /// Reason of the InfraMachine's condition `Ready`.
@@ -51,7 +54,7 @@ impl Row {
 
 impl Fleet {
     /// The machines, given clients of the management and the workload cluster.
-    pub fn new(management: &Client, workload: Client) -> Self {
+    pub fn new(management: &Client, workload: Option<Client>) -> Self {
         let core = |kind: &str| {
             let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("cluster.x-k8s.io", "v1beta2", kind));
             Api::namespaced_with(management.clone(), NAMESPACE, &resource)
@@ -60,7 +63,7 @@ impl Fleet {
             machines: core("Machine"),
             deployments: core("MachineDeployment"),
             infra_machines: Api::namespaced(management.clone(), NAMESPACE),
-            nodes: Api::all(workload),
+            nodes: workload.map(Api::all),
         }
     }
 
@@ -73,15 +76,20 @@ impl Fleet {
             .list(&ours)
             .await
             .context("listing InfraMachines")?;
-        let nodes = self
-            .nodes
-            .list(&ListParams::default())
-            .await
-            .context("listing Nodes")?;
+        let nodes = match &self.nodes {
+            Some(nodes) => {
+                nodes
+                    .list(&ListParams::default())
+                    .await
+                    .context("listing Nodes")?
+                    .items
+            }
+            None => Vec::new(),
+        };
         let mut rows: Vec<_> = machines
             .items
             .iter()
-            .map(|machine| row(machine, &infra_machines.items, &nodes.items))
+            .map(|machine| row(machine, &infra_machines.items, &nodes))
             .collect();
         rows.sort_by(|a, b| (-a.age, &a.machine).cmp(&(-b.age, &b.machine)));
         Ok(rows)
@@ -129,6 +137,17 @@ fn row(machine: &DynamicObject, infra_machines: &[InfraMachine], nodes: &[Node])
     if let Some(node) = nodes.iter().find(|node| node.name_any() == row.node) {
         let spec = node.spec.as_ref();
         row.node_provider_id = spec.and_then(|spec| spec.provider_id.clone()).unwrap_or_default();
+        row.node_is_ready = is_ready(node);
     }
     row
+}
+
+fn is_ready(node: &Node) -> bool {
+    let conditions = node
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    conditions
+        .into_iter()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }

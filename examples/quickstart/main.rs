@@ -2,17 +2,20 @@
 //! and without containers: `make quickstart`.
 //!
 //! The simulated driver creates the VMs. With `--driver libvirt`, guests boot on this computer instead.
+//! With `--driver container`, it is a whole Cluster of system containers with a real control plane.
 //!
 //! In a terminal it shows a live table until Ctrl-C. Otherwise it prints a line for each change, checks the
 //! result, and exits with 0 or 1.
 
 mod backend;
 mod checks;
+mod container;
 mod fleet;
 mod libvirt;
 mod scenario;
 mod screen;
 mod table;
+mod whole_cluster;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -22,7 +25,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 
-use self::backend::DriverKind;
+use self::backend::{DriverKind, StandInDriver};
 use self::screen::Screen;
 
 /// How long an interrupted build may take to end.
@@ -70,7 +73,7 @@ fn run(screen: &Screen, driver: DriverKind) -> Result<End> {
         .context("starting the runtime")?;
     let outcome = runtime.block_on(async {
         let asked = asked_to_end()?;
-        let mut scenario = Box::pin(scenario::run(screen, driver));
+        let mut scenario = Box::pin(bring_up(screen, driver));
         let outcome = tokio::select! {
             () = asked => Ok(End::Asked),
             outcome = &mut scenario => outcome.map(|()| End::Done),
@@ -85,6 +88,14 @@ fn run(screen: &Screen, driver: DriverKind) -> Result<End> {
     });
     runtime.shutdown_timeout(BUILD_GRACE);
     outcome
+}
+
+async fn bring_up(screen: &Screen, driver: DriverKind) -> Result<()> {
+    match driver {
+        DriverKind::Simulated => scenario::run(screen, StandInDriver::Simulated).await,
+        DriverKind::Libvirt => scenario::run(screen, StandInDriver::Libvirt).await,
+        DriverKind::Container => whole_cluster::run(screen).await,
+    }
 }
 
 /// Completes at the first signal to end.

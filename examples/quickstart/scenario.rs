@@ -11,7 +11,7 @@ use management_cluster::{
 use serde_json::{Value, json};
 use testbed::{Launch, Launched};
 
-use crate::backend::{Backend, DriverKind, program};
+use crate::backend::{Backend, StandInDriver, program};
 use crate::checks;
 use crate::fleet::{Fleet, Row};
 use crate::screen::Screen;
@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_millis(200);
 const LATER_LOOK: Duration = Duration::from_secs(1);
 
 /// Brings everything up; in a terminal it then stays for good.
-pub async fn run(screen: &Screen, driver: DriverKind) -> Result<()> {
+pub async fn run(screen: &Screen, driver: StandInDriver) -> Result<()> {
     let binary = program("capcmi-manager")?;
     screen.doing(&format!(
         "looking for Kubernetes {KUBERNETES_VERSION} and Cluster API {CLUSTER_API_VERSION}; the first time, \
@@ -57,7 +57,7 @@ async fn bring_up(
     screen: &Screen,
     management: &ManagementCluster,
     binary: PathBuf,
-    driver: DriverKind,
+    driver: StandInDriver,
 ) -> Result<()> {
     screen.doing("installing the provider's manifests: config/default");
     testbed::install(management).await?;
@@ -67,7 +67,7 @@ async fn bring_up(
     screen.doing(&format!(
         "starting capcmi under its ServiceAccount, with the {name} driver"
     ));
-    let mut provider = start_provider(management, binary.clone(), &backend).await?;
+    let mut provider = start_provider(management, binary.clone(), &backend.drivers()).await?;
     screen.doing("starting a workload cluster for the machines to join");
     let workload = management.workload().await?;
     let _kubelets = backend.kubelets(management).await?;
@@ -78,7 +78,7 @@ async fn bring_up(
 
     screen.doing(&format!("applying {SAMPLE_PATH}: a MachineDeployment of {FIRST}"));
     apply_sample(&admin, &control_plane, backend.name()).await?;
-    let fleet = Fleet::new(&admin, workload.admin_client().await?);
+    let fleet = Fleet::new(&admin, Some(workload.admin_client().await?));
     screen.open();
     let first = running(screen, &fleet, &mut provider, FIRST).await?;
     checks::rows(&first, FIRST)?;
@@ -114,17 +114,18 @@ async fn bring_up(
     }
 }
 
-async fn start_provider(
+/// Starts the provider with this drivers file.
+pub async fn start_provider(
     management: &ManagementCluster,
     binary: PathBuf,
-    backend: &Backend,
+    drivers: &Value,
 ) -> Result<Launched> {
-    let drivers = management.folder().path().join("drivers.yaml");
-    std::fs::write(&drivers, backend.drivers().to_string()).context("writing the drivers file")?;
+    let file = management.folder().path().join("drivers.yaml");
+    std::fs::write(&file, drivers.to_string()).context("writing the drivers file")?;
     let launch = Launch {
         binary,
         name: "capcmi".to_owned(),
-        drivers,
+        drivers: file,
         kubeconfig: testbed::service_account(management).await?,
         // For the checks, which ask it without a token.
         flags: vec!["--insecure-diagnostics".to_owned()],
