@@ -36,9 +36,9 @@ pub(super) const CASES: &[Case] = cases! {
     "zones-can-be-asked-for": "a machine can request a listed failure domain"
         ["CAP-09"], [ZONES] => zones_can_be_asked_for;
     "zones-full-elsewhere": "while a failure domain is full, machines that name none are created in others"
-        ["CAP-61"], [ZONES, FULL] => placed_elsewhere;
+        ["CAP-39"], [ZONES, FULL] => placed_elsewhere;
     "zones-full-named": "a machine that names a full failure domain is RESOURCE_EXHAUSTED"
-        ["CAP-61"], [ZONES, FULL] => named_full;
+        ["CAP-39"], [ZONES, FULL] => named_full;
     "class-offered": "a declared call works, an undeclared call is UNIMPLEMENTED"
         ["CAP-05"], [] => |t| offered(t, Operation::DescribeClass);
     "class-is-sound":

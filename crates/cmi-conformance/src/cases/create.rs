@@ -36,7 +36,7 @@ pub(super) const CASES: &[Case] = cases! {
         ["DRV-11", "CMI-83"], [] => different_names;
     "create-id-last-segment":
         "the last segment of the provider ID differs between names, and between clusters"
-        ["CAP-60"], [] => last_segment;
+        ["CAP-38"], [] => last_segment;
     "create-two-clusters": "the same name in two clusters makes two VMs"
         ["DRV-08", "CMI-80"], [] => two_clusters;
     "create-other-parameters": "a request that does not match the existing VM is ALREADY_EXISTS"

@@ -67,8 +67,8 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
     "CAP-36"     Must   "GetConsole shows only the console of the machine's own VM";
     "CAP-37"     Must   "A list that declares `list_has_state` shows addresses and power states as \
                         GetMachineStatus does";
-    "CAP-60"     Must   "The last segment of a provider ID, after the last `/`, identifies the VM: the \
+    "CAP-38"     Must   "The last segment of a provider ID, after the last `/`, identifies the VM: the \
                         cluster autoscaler knows a machine by it";
-    "CAP-61"     Must   "A VM is created in a failure domain with room, unless the machine names one; a \
+    "CAP-39"     Must   "A VM is created in a failure domain with room, unless the machine names one; a \
                         named failure domain without room is RESOURCE_EXHAUSTED";
 };

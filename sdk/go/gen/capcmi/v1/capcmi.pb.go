@@ -304,8 +304,13 @@ type GetExtensionCapabilitiesResponse struct {
 	HotUpdatable []string `protobuf:"bytes,5,rep,name=hot_updatable,json=hotUpdatable,proto3" json:"hot_updatable,omitempty"`
 	// JSON Schema of the provider spec, checked before any call. Empty: the plugin checks. At most 1 MiB.
 	ProviderSpecSchema []byte `protobuf:"bytes,6,opt,name=provider_spec_schema,json=providerSpecSchema,proto3" json:"provider_spec_schema,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Whether ListMachinesPaged fills `addresses` and `power_state` of every machine, equal to the answer of
+	// GetMachine. The client then looks up a machine only where the list differs from the last look-up. The
+	// client lists every minute, so the list SHOULD take one pass over the back end, whatever the number of
+	// machines.
+	ListHasState  bool `protobuf:"varint,8,opt,name=list_has_state,json=listHasState,proto3" json:"list_has_state,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetExtensionCapabilitiesResponse) Reset() {
@@ -378,6 +383,13 @@ func (x *GetExtensionCapabilitiesResponse) GetProviderSpecSchema() []byte {
 		return x.ProviderSpecSchema
 	}
 	return nil
+}
+
+func (x *GetExtensionCapabilitiesResponse) GetListHasState() bool {
+	if x != nil {
+		return x.ListHasState
+	}
+	return false
 }
 
 // A machine that exists.
@@ -1512,7 +1524,11 @@ type ListMachinesPagedResponse_ListedMachine struct {
 	// of it. At most 256 bytes.
 	MachineId string `protobuf:"bytes,4,opt,name=machine_id,json=machineId,proto3" json:"machine_id,omitempty"`
 	// OPTIONAL. When it was made. Absent: the plugin can't tell.
-	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	// OPTIONAL. As GetMachine answers. Empty: none is known. Ignored without `list_has_state`.
+	Addresses []*MachineAddress `protobuf:"bytes,6,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// OPTIONAL. As GetMachine answers. Unspecified: the plugin can't tell. Ignored without `list_has_state`.
+	PowerState    PowerState `protobuf:"varint,7,opt,name=power_state,json=powerState,proto3,enum=capcmi.v1.PowerState" json:"power_state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1580,6 +1596,20 @@ func (x *ListMachinesPagedResponse_ListedMachine) GetCreatedAt() *timestamppb.Ti
 		return x.CreatedAt
 	}
 	return nil
+}
+
+func (x *ListMachinesPagedResponse_ListedMachine) GetAddresses() []*MachineAddress {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *ListMachinesPagedResponse_ListedMachine) GetPowerState() PowerState {
+	if x != nil {
+		return x.PowerState
+	}
+	return PowerState_POWER_STATE_UNSPECIFIED
 }
 
 type ListZonesResponse_Zone struct {
@@ -1650,14 +1680,15 @@ var File_capcmi_v1_capcmi_proto protoreflect.FileDescriptor
 const file_capcmi_v1_capcmi_proto_rawDesc = "" +
 	"\n" +
 	"\x16capcmi/v1/capcmi.proto\x12\tcapcmi.v1\x1a\x10cmi/v1/cmi.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"!\n" +
-	"\x1fGetExtensionCapabilitiesRequest\"\xbf\x04\n" +
+	"\x1fGetExtensionCapabilitiesRequest\"\xe5\x04\n" +
 	" GetExtensionCapabilitiesResponse\x12F\n" +
 	"\x05calls\x18\x01 \x03(\x0e20.capcmi.v1.GetExtensionCapabilitiesResponse.CallR\x05calls\x12\x14\n" +
 	"\x05zones\x18\x02 \x01(\bR\x05zones\x12H\n" +
 	"\x12consistency_window\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x11consistencyWindow\x12\x19\n" +
 	"\btag_path\x18\x04 \x01(\tR\atagPath\x12#\n" +
 	"\rhot_updatable\x18\x05 \x03(\tR\fhotUpdatable\x120\n" +
-	"\x14provider_spec_schema\x18\x06 \x01(\fR\x12providerSpecSchema\"\xe6\x01\n" +
+	"\x14provider_spec_schema\x18\x06 \x01(\fR\x12providerSpecSchema\x12$\n" +
+	"\x0elist_has_state\x18\b \x01(\bR\flistHasState\"\xe6\x01\n" +
 	"\x04Call\x12\x14\n" +
 	"\x10CALL_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12INITIALIZE_MACHINE\x10\x01\x12\x12\n" +
@@ -1736,10 +1767,10 @@ const file_capcmi_v1_capcmi_proto_rawDesc = "" +
 	"page_token\x18\x04 \x01(\tR\tpageToken\x1a:\n" +
 	"\fSecretsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"\xe2\x02\n" +
+	"\x05value\x18\x02 \x01(\fR\x05value:\x028\x01\"\xd3\x03\n" +
 	"\x19ListMachinesPagedResponse\x12N\n" +
 	"\bmachines\x18\x01 \x03(\v22.capcmi.v1.ListMachinesPagedResponse.ListedMachineR\bmachines\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x1a\xcc\x01\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x1a\xbd\x02\n" +
 	"\rListedMachine\x12\x1f\n" +
 	"\vprovider_id\x18\x01 \x01(\tR\n" +
 	"providerId\x12!\n" +
@@ -1749,7 +1780,10 @@ const file_capcmi_v1_capcmi_proto_rawDesc = "" +
 	"\n" +
 	"machine_id\x18\x04 \x01(\tR\tmachineId\x129\n" +
 	"\n" +
-	"created_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\"\xbd\x01\n" +
+	"created_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x127\n" +
+	"\taddresses\x18\x06 \x03(\v2\x19.capcmi.v1.MachineAddressR\taddresses\x126\n" +
+	"\vpower_state\x18\a \x01(\x0e2\x15.capcmi.v1.PowerStateR\n" +
+	"powerState\"\xbd\x01\n" +
 	"\x10ListZonesRequest\x12#\n" +
 	"\rprovider_spec\x18\x01 \x01(\fR\fproviderSpec\x12H\n" +
 	"\asecrets\x18\x02 \x03(\v2(.capcmi.v1.ListZonesRequest.SecretsEntryB\x04\x98\xd9\"\x01R\asecrets\x1a:\n" +
@@ -1896,32 +1930,34 @@ var file_capcmi_v1_capcmi_proto_depIdxs = []int32{
 	33, // 14: capcmi.v1.RestartMachineRequest.secrets:type_name -> capcmi.v1.RestartMachineRequest.SecretsEntry
 	34, // 15: capcmi.v1.GetConsoleRequest.secrets:type_name -> capcmi.v1.GetConsoleRequest.SecretsEntry
 	36, // 16: capcmi.v1.ListMachinesPagedResponse.ListedMachine.created_at:type_name -> google.protobuf.Timestamp
-	30, // 17: capcmi.v1.ListZonesResponse.Zone.attributes:type_name -> capcmi.v1.ListZonesResponse.Zone.AttributesEntry
-	3,  // 18: capcmi.v1.MachineExtension.GetExtensionCapabilities:input_type -> capcmi.v1.GetExtensionCapabilitiesRequest
-	7,  // 19: capcmi.v1.MachineExtension.InitializeMachine:input_type -> capcmi.v1.InitializeMachineRequest
-	8,  // 20: capcmi.v1.MachineExtension.UpdateMachine:input_type -> capcmi.v1.UpdateMachineRequest
-	10, // 21: capcmi.v1.MachineExtension.GenerateMachineClassForMigration:input_type -> capcmi.v1.GenerateMachineClassForMigrationRequest
-	12, // 22: capcmi.v1.MachineExtension.GetMachine:input_type -> capcmi.v1.GetMachineRequest
-	13, // 23: capcmi.v1.MachineExtension.ListMachinesPaged:input_type -> capcmi.v1.ListMachinesPagedRequest
-	15, // 24: capcmi.v1.MachineExtension.ListZones:input_type -> capcmi.v1.ListZonesRequest
-	17, // 25: capcmi.v1.MachineExtension.DescribeClass:input_type -> capcmi.v1.DescribeClassRequest
-	19, // 26: capcmi.v1.MachineExtension.RestartMachine:input_type -> capcmi.v1.RestartMachineRequest
-	21, // 27: capcmi.v1.MachineExtension.GetConsole:input_type -> capcmi.v1.GetConsoleRequest
-	4,  // 28: capcmi.v1.MachineExtension.GetExtensionCapabilities:output_type -> capcmi.v1.GetExtensionCapabilitiesResponse
-	5,  // 29: capcmi.v1.MachineExtension.InitializeMachine:output_type -> capcmi.v1.Machine
-	9,  // 30: capcmi.v1.MachineExtension.UpdateMachine:output_type -> capcmi.v1.UpdateMachineResponse
-	11, // 31: capcmi.v1.MachineExtension.GenerateMachineClassForMigration:output_type -> capcmi.v1.GenerateMachineClassForMigrationResponse
-	5,  // 32: capcmi.v1.MachineExtension.GetMachine:output_type -> capcmi.v1.Machine
-	14, // 33: capcmi.v1.MachineExtension.ListMachinesPaged:output_type -> capcmi.v1.ListMachinesPagedResponse
-	16, // 34: capcmi.v1.MachineExtension.ListZones:output_type -> capcmi.v1.ListZonesResponse
-	18, // 35: capcmi.v1.MachineExtension.DescribeClass:output_type -> capcmi.v1.DescribeClassResponse
-	20, // 36: capcmi.v1.MachineExtension.RestartMachine:output_type -> capcmi.v1.RestartMachineResponse
-	22, // 37: capcmi.v1.MachineExtension.GetConsole:output_type -> capcmi.v1.GetConsoleResponse
-	28, // [28:38] is the sub-list for method output_type
-	18, // [18:28] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	6,  // 17: capcmi.v1.ListMachinesPagedResponse.ListedMachine.addresses:type_name -> capcmi.v1.MachineAddress
+	0,  // 18: capcmi.v1.ListMachinesPagedResponse.ListedMachine.power_state:type_name -> capcmi.v1.PowerState
+	30, // 19: capcmi.v1.ListZonesResponse.Zone.attributes:type_name -> capcmi.v1.ListZonesResponse.Zone.AttributesEntry
+	3,  // 20: capcmi.v1.MachineExtension.GetExtensionCapabilities:input_type -> capcmi.v1.GetExtensionCapabilitiesRequest
+	7,  // 21: capcmi.v1.MachineExtension.InitializeMachine:input_type -> capcmi.v1.InitializeMachineRequest
+	8,  // 22: capcmi.v1.MachineExtension.UpdateMachine:input_type -> capcmi.v1.UpdateMachineRequest
+	10, // 23: capcmi.v1.MachineExtension.GenerateMachineClassForMigration:input_type -> capcmi.v1.GenerateMachineClassForMigrationRequest
+	12, // 24: capcmi.v1.MachineExtension.GetMachine:input_type -> capcmi.v1.GetMachineRequest
+	13, // 25: capcmi.v1.MachineExtension.ListMachinesPaged:input_type -> capcmi.v1.ListMachinesPagedRequest
+	15, // 26: capcmi.v1.MachineExtension.ListZones:input_type -> capcmi.v1.ListZonesRequest
+	17, // 27: capcmi.v1.MachineExtension.DescribeClass:input_type -> capcmi.v1.DescribeClassRequest
+	19, // 28: capcmi.v1.MachineExtension.RestartMachine:input_type -> capcmi.v1.RestartMachineRequest
+	21, // 29: capcmi.v1.MachineExtension.GetConsole:input_type -> capcmi.v1.GetConsoleRequest
+	4,  // 30: capcmi.v1.MachineExtension.GetExtensionCapabilities:output_type -> capcmi.v1.GetExtensionCapabilitiesResponse
+	5,  // 31: capcmi.v1.MachineExtension.InitializeMachine:output_type -> capcmi.v1.Machine
+	9,  // 32: capcmi.v1.MachineExtension.UpdateMachine:output_type -> capcmi.v1.UpdateMachineResponse
+	11, // 33: capcmi.v1.MachineExtension.GenerateMachineClassForMigration:output_type -> capcmi.v1.GenerateMachineClassForMigrationResponse
+	5,  // 34: capcmi.v1.MachineExtension.GetMachine:output_type -> capcmi.v1.Machine
+	14, // 35: capcmi.v1.MachineExtension.ListMachinesPaged:output_type -> capcmi.v1.ListMachinesPagedResponse
+	16, // 36: capcmi.v1.MachineExtension.ListZones:output_type -> capcmi.v1.ListZonesResponse
+	18, // 37: capcmi.v1.MachineExtension.DescribeClass:output_type -> capcmi.v1.DescribeClassResponse
+	20, // 38: capcmi.v1.MachineExtension.RestartMachine:output_type -> capcmi.v1.RestartMachineResponse
+	22, // 39: capcmi.v1.MachineExtension.GetConsole:output_type -> capcmi.v1.GetConsoleResponse
+	30, // [30:40] is the sub-list for method output_type
+	20, // [20:30] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_capcmi_v1_capcmi_proto_init() }
