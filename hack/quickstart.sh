@@ -62,7 +62,7 @@ This brings up a Cluster with a real Cluster API, $how.
   2. go builds etcd, Kubernetes and Cluster API            first time: 8-10 min   later: nothing to do
   3. two node images are built                             first time: 12-15 min  later: nothing to do
      (2 and 3 are kept in ${XDG_CACHE_HOME:-$HOME/.cache}/capcmi)
-  4. one control plane and two workers come up                                    about a minute
+  4. one control plane and two workers come up                                    60 to 90 s
 Ctrl-C ends everything and leaves nothing behind but what was built.
 
 TEXT

@@ -133,7 +133,7 @@ fn observe<'a>(infra: &InfraCluster, owner: Option<&'a Cluster>, ctx: &Context) 
 fn claim(infra: &InfraCluster, caches: &Caches) -> Claim {
     let namespace = infra.metadata.namespace();
     let clusters = caches.clusters_with_infra(namespace);
-    if let Some(cluster) = clusters.iter().find(|cluster| cluster.refers_to(infra)) {
+    if let Some(cluster) = clusters.iter().find(|cluster| infra.is_of(cluster)) {
         return Claim::By(cluster.metadata.name().to_owned());
     }
     let mistaken = clusters
@@ -141,7 +141,7 @@ fn claim(infra: &InfraCluster, caches: &Caches) -> Claim {
         .find(|cluster| caches.infra_cluster_of(cluster).is_none());
     mistaken.map_or(Claim::None, |cluster| Claim::Mistaken {
         cluster: cluster.metadata.name().to_owned(),
-        name: cluster.infra_cluster_name().unwrap_or_default().to_owned(),
+        name: InfraCluster::name_in(cluster).unwrap_or_default().to_owned(),
     })
 }
 

@@ -31,7 +31,8 @@ pub async fn measure(args: &Args) -> Result<()> {
             tokio::time::sleep(UNTIL_PUBLISHED).await;
             let cpu = replica.usage()?.since(usage).cpu;
             println!(
-                "{}, {size} machines: {changes} changes, {} writes, {} Events, {} driver calls, {:.2} % of a core",
+                "{}, {size} machines: {changes} changes, {} writes, {} Events, {} driver calls, {:.2} % of a \
+                    core",
                 place.provider(),
                 bench.requests().await?.since(&requests).writes(),
                 bench.requests().await?.since(&requests).events,

@@ -77,7 +77,7 @@ mod tests {
             include_str!("../../docs/reference/api.md"),
             include_str!("../../docs/internals/security.md"),
         );
-        let of_remediations = [
+        let others = [
             REFRESH,
             RESTARTS,
             RESTART_ISSUED_AT,
@@ -87,7 +87,7 @@ mod tests {
         for annotation in OWN_ANNOTATIONS
             .into_iter()
             .chain(RESERVED_ANNOTATIONS)
-            .chain(of_remediations)
+            .chain(others)
         {
             let short = annotation
                 .strip_prefix("infrastructure.capcmi.io/")

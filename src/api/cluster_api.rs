@@ -12,7 +12,6 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::deserialize_guard::ReadParts;
 use super::labels;
-use super::v1alpha1::InfraCluster;
 
 /// API group of Machine and Cluster.
 pub const GROUP: &str = "cluster.x-k8s.io";
@@ -280,17 +279,6 @@ impl Cluster {
     pub fn first_service_cidr(&self) -> Option<&str> {
         let network = self.spec.cluster_network.as_ref()?;
         network.services.cidr_blocks.first().map(String::as_str)
-    }
-
-    /// The name of its InfraCluster, if that is of this provider.
-    pub fn infra_cluster_name(&self) -> Option<&str> {
-        let infra = self.spec.infrastructure_ref.as_ref()?;
-        infra.is_to::<InfraCluster>().then_some(infra.name.as_str())
-    }
-
-    /// Whether it refers to this InfraCluster of its namespace.
-    pub fn refers_to(&self, infra: &InfraCluster) -> bool {
-        self.infra_cluster_name() == infra.metadata.name.as_deref()
     }
 
     /// Whether Machines may be created.

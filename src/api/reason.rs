@@ -198,8 +198,8 @@ reasons! {
             MachineHealthCheck does.");
     POWERED_OFF = "PoweredOff",
         "The VM exists and is switched off, by its guest or at the back end.",
-        Some("Start it at the back end, or delete the Machine to replace it. With `spec.powerPolicy: AlwaysOn` \
-            the provider starts it.");
+        Some("Start it at the back end, or delete the Machine to replace it. With \
+            `spec.powerPolicy: AlwaysOn` the provider starts it.");
     VIRTUAL_MACHINE_FAILED = "VirtualMachineFailed",
         "The driver reports that the VM failed and will not run again.",
         Some("Delete the Machine to replace it, unless a MachineHealthCheck does.");

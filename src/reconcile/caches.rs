@@ -114,7 +114,7 @@ impl Caches {
 
     /// Returns the InfraCluster of a Cluster, if it exists and is of this provider.
     pub fn infra_cluster_of(&self, cluster: &Cluster) -> Option<Arc<DeserializeGuard<InfraCluster>>> {
-        let name = cluster.infra_cluster_name()?;
+        let name = InfraCluster::name_in(cluster)?;
         let namespace = cluster.metadata.namespace.as_deref()?;
         self.infra_clusters.get(&ObjectRef::new(name).within(namespace))
     }
@@ -123,7 +123,7 @@ impl Caches {
     pub fn clusters_with_infra(&self, namespace: &str) -> Vec<Arc<Cluster>> {
         let beside = self.clusters.select(|entry| entry.key().namespace() == namespace);
         let mut clusters: Vec<_> = beside.iter().filter_map(Entry::object).collect();
-        clusters.retain(|cluster| cluster.infra_cluster_name().is_some());
+        clusters.retain(|cluster| InfraCluster::name_in(cluster).is_some());
         clusters
     }
 

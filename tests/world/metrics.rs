@@ -109,7 +109,7 @@ async fn metrics_count_calls_machines_and_reconciles() -> Result<()> {
             call("GetMachineStatus", "NotFound"),
             r#"capcmi_reconcile_total{controller="inframachine",result="success"}"#.to_owned(),
             r#"capcmi_reconcile_total{controller="inframachine",result="requeue"}"#.to_owned(),
-            r#"capcmi_reconcile_total{controller="infracluster",result="success"}"#.to_owned(),
+            r#"capcmi_reconcile_total{controller="infracluster",result="requeue"}"#.to_owned(),
             r#"capcmi_reconcile_time_seconds_count{controller="inframachine"}"#.to_owned(),
         ] {
             ensure!(provider.sample(&name)? >= 1.0, "{name} is none");

@@ -270,8 +270,13 @@ async fn a_vm_that_is_to_be_on_is_started_at_a_limited_rate() -> Result<()> {
     let life = Life::begin("policy", json!({}), json!("AlwaysOn"), |provider| provider).await?;
     let is_running = |machine: &InfraMachine| says(machine, VIRTUAL_MACHINE_RUNNING, "True", "Running");
     life.switch(false)?;
-    life.machine.until("a VM that was started", is_running).await?;
+    event(&life.world, "m", "PoweredOff").await?;
     ensure!(life.starts()? == 1, "{} starts", life.starts()?);
+    let is_on = |machine: &InfraMachine| {
+        let status = machine.status.as_ref();
+        status.and_then(|status| status.power_state.as_deref()) == Some("Running")
+    };
+    life.machine.until("a VM that was started", is_on).await?;
 
     life.switch(false)?;
     tokio::time::sleep(Duration::from_mins(3)).await;

@@ -170,8 +170,8 @@ mod tests {
         );
         assert_eq!(
             String::from_utf8(files[1].1.clone()).unwrap(),
-            "version: 2\nethernets:\n  primary:\n    match: {macaddress: \"52:01:02:03:04:05\"}\n    set-name: \
-             eth0\n    dhcp4: true\n    dhcp-identifier: mac\n"
+            "version: 2\nethernets:\n  primary:\n    match: {macaddress: \"52:01:02:03:04:05\"}\n    \
+             set-name: eth0\n    dhcp4: true\n    dhcp-identifier: mac\n"
         );
     }
 

@@ -9,7 +9,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{SecretReference, TemplateMetadata};
-use crate::api::{cluster_api::ApiEndpoint, conditions, schema};
+use crate::api::cluster_api::{ApiEndpoint, Cluster};
+use crate::api::{conditions, schema};
 
 /// The infrastructure of a Cluster.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema, Validate)]
@@ -108,6 +109,17 @@ pub struct InfraClusterSpec {
 }
 
 impl InfraCluster {
+    /// The name of a Cluster's InfraCluster, if that is of this provider.
+    pub fn name_in(cluster: &Cluster) -> Option<&str> {
+        let infra = cluster.spec.infrastructure_ref.as_ref()?;
+        infra.is_to::<Self>().then_some(infra.name.as_str())
+    }
+
+    /// Whether a Cluster of the same namespace refers to it.
+    pub fn is_of(&self, cluster: &Cluster) -> bool {
+        Self::name_in(cluster) == self.metadata.name.as_deref()
+    }
+
     /// Why no machine may be made, in a word; nothing where machines may be made, or it was not said yet.
     pub fn why_not_provisioned(&self) -> Option<&str> {
         let status = self.status.as_ref()?;

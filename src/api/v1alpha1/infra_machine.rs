@@ -171,8 +171,7 @@ pub struct InfraMachineSpec {
     #[garde(range(min = 0, max = 86400))]
     pub shutdown_timeout_seconds: Option<i32>,
 
-    /// AlwaysOn starts the VM again when it is found switched off, at most every 5 minutes. Requires a driver
-    /// that implements RestartMachine. Without this field, the provider starts no existing VM.
+    /// When the provider starts a VM that is switched off.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[garde(skip)]
     pub power_policy: Option<PowerPolicy>,
@@ -378,7 +377,8 @@ pub struct MachineAddress {
     pub address: String,
 }
 
-/// When the provider starts a VM that is switched off.
+/// AlwaysOn starts the VM again when it is found switched off, at most every 5 minutes. Requires a driver
+/// that implements RestartMachine. Without this field, the provider starts no existing VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
 pub enum PowerPolicy {
     /// Whenever it is found switched off.

@@ -32,5 +32,5 @@ pub(super) fn deletion(infra: &InfraCluster, observed: &Observed<'_>) -> Plan {
 /// Whether a Cluster is not being deleted and refers to the InfraCluster.
 fn needs(cluster: &Cluster, infra: &InfraCluster) -> bool {
     let is_living = cluster.metadata.deletion_timestamp.is_none();
-    is_living && cluster.refers_to(infra)
+    is_living && infra.is_of(cluster)
 }

@@ -3,6 +3,7 @@
 use super::initialize::PresentVm;
 use super::look_up::LookUpResult;
 use super::{ExecuteError, Executor};
+use crate::api::conditions::reason;
 use crate::api::identity;
 use crate::api::retry::Call;
 use crate::apiserver::NewEvent;
@@ -35,8 +36,8 @@ impl Executor<'_, '_, '_> {
         }
     }
 
-    /// Starts the machine's own VM, which a look-up has just found switched off. A failure is reported as an
-    /// event, and the next attempt comes later.
+    /// Starts the machine's own VM, which a look-up has just found switched off, and reports it as an event.
+    /// After a failure, the next attempt comes later.
     ///
     /// The lock keeps remediation from restarting the VM during the call.
     async fn start(&mut self, class: MachineClass, mut machine: Machine) -> Outcome {
@@ -50,19 +51,28 @@ impl Executor<'_, '_, '_> {
             provider_id: machine.provider_id.clone(),
             last_known_state: identity::last_known_state(self.object.get()),
         };
-        match self.permit.driver().restart_machine(request).await {
-            Ok(()) => machine.power_state = Some(PowerState::Starting),
-            Err(status) => {
-                let event = NewEvent {
-                    warning: true,
-                    reason: status.code().name().to_owned(),
-                    action: Operation::RestartMachine.name(),
-                    // The driver's message may quote bootstrap data.
-                    note: format!("cannot start the VM: RestartMachine answered {}", status.code()),
-                };
-                self.ctx.events.record(self.object.get(), event).await;
+        let (reason, note) = match self.permit.driver().restart_machine(request).await {
+            Ok(()) => {
+                machine.power_state = Some(PowerState::Starting);
+                let note = format!("VM {} was switched off, and is started", machine.provider_id);
+                (reason::POWERED_OFF, note)
             }
-        }
+            // The driver's message may quote bootstrap data.
+            Err(status) => {
+                let code = status.code().name();
+                (
+                    code,
+                    format!("cannot start the VM: RestartMachine answered {code}"),
+                )
+            }
+        };
+        let event = NewEvent {
+            warning: true,
+            reason: reason.to_owned(),
+            action: Operation::RestartMachine.name(),
+            note,
+        };
+        self.ctx.events.record(self.object.get(), event).await;
         Outcome::Provisioned(Box::new(machine))
     }
 }

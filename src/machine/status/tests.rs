@@ -433,14 +433,16 @@ fn a_failed_create_shows_its_code_and_fails_for_good_only_if_senseless() {
             code,
             Code::InvalidArgument | Code::AlreadyExists | Code::OutOfRange
         );
-        let expected = for_good.then(|| (code.name(), "CreateMachine: no room"));
+        let message = status.failure_message.as_deref().unwrap_or_default();
         assert_eq!(
-            status
-                .failure_reason
-                .as_deref()
-                .zip(status.failure_message.as_deref()),
-            expected,
+            status.failure_reason.as_deref(),
+            for_good.then(|| code.name()),
             "{code}"
+        );
+        assert_eq!(
+            message.starts_with("CreateMachine: no room; ") && message.ends_with("to retry once"),
+            for_good,
+            "{code}: {message}"
         );
     }
 }

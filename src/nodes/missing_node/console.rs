@@ -6,7 +6,7 @@ use cmi_driver::{Console, Secrets};
 /// The most lines of the console that are shown. They go into a condition, which is no place for a log.
 const LINES: usize = 8;
 /// The most characters of a line that are shown.
-const LINE_CHARS: usize = 160;
+const LINE_CHARS: usize = 240;
 /// Replaces a secret that the guest itself has made.
 const REDACTED: &str = "[redacted]";
 
@@ -37,28 +37,36 @@ pub fn summarize(console: &Console, secrets: &Secrets) -> Summary {
     let text = strip_str(console.as_str()).to_string();
     // The whole text, since half of a secret is not found.
     let public = secrets.redact(&text);
-    let shown: Vec<_> = public
-        .lines()
-        .map(printable)
-        .filter(|line| !line.is_empty())
-        .collect();
-    let last = &shown[shown.len().saturating_sub(LINES)..];
     Summary {
         cloud_init: cloud_init(&text),
-        last_lines: last
-            .iter()
-            .map(|line| bounded(&without_join_secrets(line)))
-            .collect(),
+        last_lines: last_lines(&public),
     }
+}
+
+/// The last lines since the last boot. If cloud-init has failed, they end with its failure: the kubelet may
+/// write many lines after it.
+fn last_lines(public: &str) -> Vec<String> {
+    let lines = public.lines().map(printable);
+    let lines: Vec<_> = lines.filter(|line| !line.is_empty()).collect();
+    let lines = last_boot(&lines);
+    let failed = lines.iter().rposition(|line| has_failed(line));
+    let end = failed.map_or(lines.len(), |failed| failed + 1);
+    lines[end.saturating_sub(LINES)..end]
+        .iter()
+        .map(|line| bounded(&without_join_secrets(line)))
+        .collect()
+}
+
+/// The lines since cloud-init has begun the last time.
+fn last_boot<T: AsRef<str>>(lines: &[T]) -> &[T] {
+    let begins = |line: &T| line.as_ref().contains(" running 'init-local'");
+    &lines[lines.iter().rposition(begins).unwrap_or_default()..]
 }
 
 /// Reads cloud-init's own messages.
 fn cloud_init(text: &str) -> CloudInit {
     let lines: Vec<_> = text.lines().collect();
-    let boot = lines
-        .iter()
-        .rposition(|line| line.contains(" running 'init-local'"));
-    let lines = &lines[boot.unwrap_or_default()..];
+    let lines = last_boot(&lines);
     let any = |is: fn(&str) -> bool| lines.iter().any(|line| is(line));
     if any(has_failed) {
         CloudInit::Failed
@@ -159,6 +167,17 @@ mod tests {
         assert_eq!(shown[0], "OK   up");
         assert_eq!(shown[7].chars().count(), LINE_CHARS + 1);
         assert!(shown[7].ends_with('…'));
+    }
+
+    #[test]
+    fn a_failed_cloud_init_is_shown_and_not_the_lines_after_it() {
+        let kubelet = "kubelet[750]: cannot read its configuration\n".repeat(20);
+        let shown = summary(&format!("{STARTED}the cause\n{FAILED}{kubelet}"), "").last_lines;
+        assert_eq!(shown[1], "the cause");
+        assert!(shown[2].contains("Failed to run module"), "{shown:?}");
+        assert_eq!(shown.len(), 3);
+        let rebooted = summary(&format!("{FAILED}{STARTED}{kubelet}"), "").last_lines;
+        assert!(rebooted[0].starts_with("kubelet"), "{rebooted:?}");
     }
 
     #[test]

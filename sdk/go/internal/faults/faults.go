@@ -23,8 +23,6 @@ var Salt string
 // Folder is a folder with a file for each fault.
 type Folder string
 
-const lastingFolder = "lasting"
-
 // Fault is the name of a file.
 type Fault string
 
@@ -42,8 +40,10 @@ const (
 	LoseDelete     Fault = "loseDelete"
 )
 
-// Make creates the folder.
-func (f Folder) Make() error { return os.MkdirAll(f.path(lastingFolder), 0o700) }
+// Make creates the folder, and another beside it for the files that Clear keeps.
+func (f Folder) Make() error {
+	return errors.Join(os.MkdirAll(string(f), 0o700), os.MkdirAll(f.lasting(""), 0o700))
+}
 
 // Set causes a fault. The content is a number, or empty.
 func (f Folder) Set(fault Fault, content string) error {
@@ -54,9 +54,6 @@ func (f Folder) Set(fault Fault, content string) error {
 func (f Folder) Clear() error {
 	found, err := os.ReadDir(string(f))
 	for _, file := range found {
-		if file.IsDir() {
-			continue // other hooks undo these
-		}
 		if removal := os.Remove(f.path(file.Name())); !errors.Is(removal, os.ErrNotExist) {
 			err = errors.Join(err, removal)
 		}
@@ -159,6 +156,6 @@ func (f Folder) number(fault Fault) (int, bool) {
 }
 
 // lasting names a file that Clear keeps.
-func (f Folder) lasting(name string) string { return f.path(filepath.Join(lastingFolder, name)) }
+func (f Folder) lasting(name string) string { return filepath.Join(string(f)+".lasting", name) }
 
 func (f Folder) path(name string) string { return filepath.Join(string(f), name) }

@@ -390,25 +390,28 @@ async fn a_machine_that_went_away_unseen_is_forgotten() {
     assert!(context.states.get("u-m").hint.is_none());
 }
 
-/// If a driver does not list its VMs, only the Node shows that a VM is back.
+/// If a driver does not list its VMs, only the Node shows that a VM is back. A VM whose Node was silent may
+/// have another address.
 #[tokio::test]
-async fn a_healthy_node_hints_that_a_vanished_vm_is_back() {
+async fn a_node_that_reports_hints_at_a_vm_that_is_back_or_has_changed() {
     let healthy =
         json!({"nodeRef": {"name": "n"}, "conditions": [{"type": "NodeHealthy", "status": "True"}]});
-    let silent = json!({"nodeRef": {"name": "n"}});
+    let (silent, none) = (json!({"nodeRef": {"name": "n"}}), json!({}));
     let ready = |reason: &str| {
         json!({"status": {"conditions": [{
             "type": "Ready", "status": "False", "reason": reason, "message": "",
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         }]}})
     };
-    for (reason, hint) in [
-        ("VirtualMachineVanished", Some(LookUpHint::Signal)),
-        ("Other", None),
+    for (before, reason, hint) in [
+        (&silent, "VirtualMachineVanished", Some(LookUpHint::Signal)),
+        (&silent, "Other", Some(LookUpHint::Signal)),
+        (&none, "VirtualMachineVanished", Some(LookUpHint::Signal)),
+        (&none, "Other", None),
     ] {
         let mut watched = settled();
         let context = Arc::clone(&watched.controllers.machine_context);
-        watched.machine(&Event::Apply(machine("m", 1, &silent)));
+        watched.machine(&Event::Apply(machine("m", 1, before)));
         context.states.forget("u-m");
         watched.infra_machine(&Event::Apply(infra_machine("m", 2, &ready(reason))));
         watched.machine(&Event::Apply(machine("m", 2, &healthy)));
