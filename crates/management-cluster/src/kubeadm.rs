@@ -68,8 +68,8 @@ const CONTROL_PLANE: Provider = Provider {
 };
 
 impl KubeadmProviders {
-    /// Builds the programs of both providers and of a management cluster where they are missing. With them, no
-    /// start needs the network.
+    /// Builds the programs of both providers and of a management cluster where they are missing. With them,
+    /// no start needs the network.
     ///
     /// # Errors
     /// When one can't be built.

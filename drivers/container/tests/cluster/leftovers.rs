@@ -22,8 +22,8 @@ pub const RUN: &str = "cluster-";
 const DEADLINE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Waits until no other run takes place, and removes the leftovers. The next run waits until the returned file
-/// is closed: this computer is too small for two.
+/// Waits until no other run takes place, and removes the leftovers. The next run waits until the returned
+/// file is closed: this computer is too small for two.
 ///
 /// # Errors
 /// When something can't be removed.

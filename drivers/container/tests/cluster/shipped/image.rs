@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use crate::{lab::repository, sandbox::run};
 
-/// The Debian packages of the base images that cannot be fetched. The C library's base image has libgomp1 too,
-/// which no node image has and no program here needs.
+/// The Debian packages of the base images that cannot be fetched. The C library's base image also has
+/// libgomp1, which no node image has and no program here needs.
 const BASES: [(&str, &[&str]); 2] = [
     ("gcr.io/distroless/static-debian12:nonroot", DATA),
     ("gcr.io/distroless/cc-debian12:nonroot", LIBRARIES),
@@ -89,8 +89,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Writes the image under a name to an archive. The base image's files come from the root file system of a
-    /// node, and `built` are the programs of the stage `build` by their paths there.
+    /// Writes the image under a name to an archive. The base image's files come from the root file system of
+    /// a node, and `built` are the programs of the stage `build` by their paths there.
     ///
     /// # Errors
     /// When the base or a program is unknown, or a file can't be written.
@@ -111,7 +111,8 @@ impl Stage {
             run("strip", ["-o".as_ref(), copy.as_os_str(), program.as_os_str()])?;
         }
         let config = json!({
-            "Entrypoint": self.entrypoint, "User": self.user, "Labels": self.labels, "WorkingDir": "/home/nonroot",
+            "Entrypoint": self.entrypoint, "User": self.user, "Labels": self.labels,
+            "WorkingDir": "/home/nonroot",
             "Env": [
                 "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
                 "SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt",

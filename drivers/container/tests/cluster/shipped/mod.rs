@@ -144,7 +144,8 @@ async fn own_images(lab: &Lab) -> Result<Vec<PathBuf>> {
     .collect()
 }
 
-/// Lets the host reach Pods and Services, and Pods the host: a Pod network of machines would translate addresses.
+/// Lets the host reach Pods and Services, and Pods the host: the Pod network of the tests translates no
+/// addresses.
 async fn route(workload: &Workload) -> Result<()> {
     for node in workload.nodes().await? {
         let name = node.name_any();
@@ -206,8 +207,8 @@ fn privileged_pods_are_refused(workload: &Workload) -> Result<()> {
     Ok(())
 }
 
-/// 401 without a token, 403 for a ServiceAccount without the role, and metrics with it. The accounts differ, since
-/// the provider keeps a refusal for a minute.
+/// 401 without a token, 403 for a ServiceAccount without the role, and metrics with it. The accounts differ,
+/// since the provider keeps a refusal for a minute.
 async fn metrics_need_permission(workload: &Workload, provider: &Provider<'_>) -> Result<()> {
     let refusal = async |token: Option<&str>| {
         let refused = provider.metrics(token).await;
