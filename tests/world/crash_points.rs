@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use capcmi::api::annotations;
+use capcmi::api::conditions;
 use capcmi::api::identity;
 use capcmi::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use cmi_driver::tags;
@@ -316,9 +317,11 @@ impl Session {
             json!([state, made, record.adopted])
         });
         let status = machine.status.unwrap_or_default();
+        // Only some runs take as long as a bootstrap.
         let conditions: BTreeSet<_> = status
             .conditions
             .iter()
+            .filter(|condition| condition.type_ != conditions::NODE_JOINED)
             .map(|condition| format!("{}={} {}", condition.type_, condition.status, condition.reason))
             .collect();
         let annotations: BTreeSet<_> = machine

@@ -164,4 +164,7 @@ type Info struct {
 	// ConsistencyWindow says for how long the platform may return an outdated state. The caller believes that a
 	// VM is gone only after that time.
 	ConsistencyWindow time.Duration
+	// ListHasState says that List sets Addresses and Power of each VM as Find does. The caller lists every minute, and
+	// then sees changes without a call for each VM. Leave it out if that takes List a remote call for each VM.
+	ListHasState bool
 }

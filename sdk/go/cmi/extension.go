@@ -32,6 +32,7 @@ func (d *driver[Spec]) GetExtensionCapabilities(
 		Calls:              d.extensionCalls(),
 		Zones:              d.specs.has(zoneField),
 		ProviderSpecSchema: d.specs.published,
+		ListHasState:       d.info.ListHasState,
 	}
 	if d.info.ConsistencyWindow > 0 {
 		response.ConsistencyWindow = durationpb.New(d.info.ConsistencyWindow)
@@ -267,7 +268,7 @@ func (d *driver[Spec]) ListMachinesPaged(
 		response.NextPageToken = base64.RawURLEncoding.EncodeToString([]byte(pageToken + vms[size-1].ID))
 	}
 	for _, vm := range vms {
-		response.Machines = append(response.Machines, listed(vm))
+		response.Machines = append(response.Machines, listed(vm, d.info.ListHasState))
 	}
 	return response, nil
 }
@@ -284,7 +285,7 @@ func readToken(token string) (after string, err error) {
 	return after, nil
 }
 
-func listed(vm *VM) *capcmiv1.ListMachinesPagedResponse_ListedMachine {
+func listed(vm *VM, hasState bool) *capcmiv1.ListMachinesPagedResponse_ListedMachine {
 	machine := &capcmiv1.ListMachinesPagedResponse_ListedMachine{
 		ProviderId:  vm.ID,
 		MachineName: vm.Name,
@@ -293,6 +294,10 @@ func listed(vm *VM) *capcmiv1.ListMachinesPagedResponse_ListedMachine {
 	}
 	if !vm.CreatedAt.IsZero() {
 		machine.CreatedAt = timestamppb.New(vm.CreatedAt)
+	}
+	if hasState {
+		shown := toWire(vm)
+		machine.Addresses, machine.PowerState = shown.Addresses, shown.PowerState
 	}
 	return machine
 }

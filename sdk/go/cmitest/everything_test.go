@@ -63,7 +63,9 @@ func TestEverything(t *testing.T) {
 		t.Skip("it runs the whole conformance suite")
 	}
 	folder := cmitest.Shared(t, "folder", t.TempDir)
-	info := cmi.Info{Name: "everything.example.com", Version: "v0.1.0", Manifest: map[string]string{"purpose": "test"}}
+	info := cmi.Info{
+		Name: "everything.example.com", Version: "v0.1.0", Manifest: map[string]string{"purpose": "test"}, ListHasState: true,
+	}
 	cmitest.Run(t, info, &everything{folder}, cmitest.Suite{
 		ProviderSpec:       map[string]any{"size": "small"},
 		Secrets:            map[string]string{"token": "the-right-token"},
@@ -71,6 +73,7 @@ func TestEverything(t *testing.T) {
 		RestrictedSecrets:  map[string]string{"token": "the-token-without-rights"},
 		IncompatibleChange: map[string]any{"size": "large"},
 		QuotaBreakingSpec:  map[string]any{"diskGB": 999},
+		FullFailureDomain:  "full",
 		HotUpdates: []any{
 			map[string]any{"labels": map[string]string{"purpose": "a"}},
 			map[string]any{"tags": map[string]string{"team": "b"}},
@@ -164,6 +167,9 @@ func (b *everything) Create(ctx context.Context, id cmi.Identity, spec spec, boo
 	if spec.DiskGB == 999 {
 		return nil, cmi.Exhausted("the pool has no 999 GB").RetryAfter(time.Minute)
 	}
+	if spec.FailureDomain == "full" {
+		return nil, cmi.Exhausted("failure domain full has no room")
+	}
 	made := instance{
 		ID: "everything:///" + rand.Text(), Name: id.Name, Spec: spec, Tags: id.Tags, UserData: boot.UserData,
 		Power: cmi.Running, CreatedAt: time.Now(),
@@ -217,7 +223,7 @@ func (b *everything) Update(_ context.Context, vm *cmi.VM, change cmi.Change[spe
 }
 
 func (b *everything) Zones(ctx context.Context, _ spec) ([]cmi.Zone, error) {
-	return []cmi.Zone{{Name: "a", ControlPlane: true, Attributes: map[string]string{"floor": "1"}}, {Name: "b"}},
+	return []cmi.Zone{{Name: "a", ControlPlane: true, Attributes: map[string]string{"floor": "1"}}, {Name: "b"}, {Name: "full"}},
 		authorized(ctx)
 }
 

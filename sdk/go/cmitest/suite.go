@@ -25,6 +25,8 @@ type Suite struct {
 	OutOfRangeSpecs []any `json:"outOfRangeSpecs,omitempty"`
 	// QuotaBreakingSpec is a change that exceeds a quota.
 	QuotaBreakingSpec any `json:"quotaBreakingSpec,omitempty"`
+	// FullFailureDomain is a failure domain without room for ProviderSpec, while the others have room.
+	FullFailureDomain string `json:"fullFailureDomain,omitempty"`
 	// IncompatibleChange is a change that describes another VM.
 	IncompatibleChange any `json:"incompatibleChange,omitempty"`
 	// HotUpdates are changes that Update can make.

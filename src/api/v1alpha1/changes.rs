@@ -35,6 +35,8 @@ changes! {
                 the change.";
         "spec.notReadyTaint.key" changes "always":
             "The taint with the new key is removed once, if the Node has it.";
+        "spec.powerPolicy" changes "always":
+            "Applies to the next look-up that finds the VM switched off.";
         "spec.providerID" changes "never by a user":
             "An admission policy refuses the change.";
         "spec.providerSpec" changes "always":
