@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::{Error, File, NAME_PREFIX, PROVIDER, PROVIDER_LABEL, rbac, yaml};
-use crate::api::annotations::{self, RESERVED_ANNOTATIONS};
+use crate::api::annotations::{self, DELETE_FOR_MOVE, RESERVED_ANNOTATIONS};
 use crate::api::{GROUP, MACHINE_FINALIZER, VERSION};
 
 /// The annotation that Cluster API's topology controller puts on an object that it sends as a dry run to see
@@ -196,6 +196,8 @@ fn finalizer() -> PolicySpec {
 /// Every InfraMachine of the Secret's namespace is a parameter, and the policy is evaluated for each. A
 /// deletion of the namespace or of an owner is repeated until the machines are gone.
 ///
+/// `clusterctl move` may delete the Secret of the source before the machines, which keep their VMs.
+///
 /// It guards no identity and fails open. If it failed closed, no Secret of the management cluster could be
 /// deleted while the definition of InfraMachines is missing.
 fn secrets() -> Result<[String; 2], Error> {
@@ -220,9 +222,10 @@ fn secrets() -> Result<[String; 2], Error> {
             },
         ],
         "validations": [{
-            "expression": "variables.named != oldObject.metadata.name && \
+            "expression": format!("'{DELETE_FOR_MOVE}' in oldObject.metadata.?annotations.orValue({{}}) || \
+                (variables.named != oldObject.metadata.name && \
                 !variables.record.contains('\"secret\":\"' + oldObject.metadata.name + \
-                '\",\"providerSpec\"')",
+                '\",\"providerSpec\"'))"),
             "messageExpression": "'InfraMachine ' + params.metadata.name + ' needs this Secret to delete \
                 its VM: delete the Machine first, then the Secret'",
             "reason": "Forbidden",
