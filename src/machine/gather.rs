@@ -98,10 +98,7 @@ impl Gathered {
 
     /// Returns the number of consecutive failures with the same inputs, including the current failure.
     pub fn attempts(&self, machine: &InfraMachine) -> u32 {
-        let retry = self.observed.state.retry.as_ref();
-        let remembered = retry
-            .filter(|retry| retry.inputs == self.observed.inputs)
-            .map(|retry| retry.attempts);
+        let remembered = self.observed.failure().map(|failure| failure.attempts);
         let published = machine.status.as_ref().and_then(|status| {
             let last = status.last_operation.as_ref()?;
             (status.observed_generation == machine.metadata.generation)
@@ -113,8 +110,7 @@ impl Gathered {
     /// Returns the last failure if it could not be published and the inputs of the machine are unchanged.
     pub fn unpublished(&self) -> Option<(Arc<Outcome>, RetryTiming)> {
         let observed = &self.observed;
-        let retry = observed.state.retry.as_ref();
-        let retry = retry.filter(|retry| retry.inputs == observed.inputs)?;
+        let retry = observed.failure()?;
         let unpublished = Arc::clone(retry.unpublished.as_ref()?);
         let wait = match retry.until {
             RetryCondition::Time(time) => Some(time.saturating_duration_since(observed.instant)),

@@ -32,7 +32,7 @@ use self::waits::retry_wait;
 use super::adoption::{adopted_tags, given_tags};
 use super::finalizer::{has_finalizer, has_lost_finalizer};
 use super::outcome::{Blocked, Failure, Outcome, RetryTrigger};
-use super::runtime_state::RuntimeState;
+use super::runtime_state::{Retry, RuntimeState};
 use crate::admission;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::{self, reason};
@@ -76,6 +76,14 @@ pub struct Observed {
     pub now: Timestamp,
     /// The monotonic clock, read shortly after the machine.
     pub instant: Instant,
+}
+
+impl Observed {
+    /// Returns the wait after the last failure, unless the inputs have changed since.
+    pub fn failure(&self) -> Option<&Retry> {
+        let retry = self.state.retry.as_ref();
+        retry.filter(|retry| retry.inputs == self.inputs)
+    }
 }
 
 /// Another InfraMachine that has the providerID of the VM to adopt.
@@ -594,7 +602,7 @@ fn machine_deleted(owner: &Machine) -> String {
 /// Returns whether an earlier attempt failed terminally with the current spec (step 2 of the normal
 /// resource). A refusal without a driver call is decided again each time, because it follows from the
 /// driver's capabilities, which may change.
-pub(super) fn has_failed_for_good(machine: &InfraMachine) -> bool {
+fn has_failed_for_good(machine: &InfraMachine) -> bool {
     machine.status.as_ref().is_some_and(|status| {
         (status.failure_reason.is_some() || status.failure_message.is_some())
             && status.observed_generation == machine.metadata.generation

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::waits::{deletion_poll_interval, failures, retry_wait};
+use super::waits::{deletion_poll_interval, retry_wait};
 use super::{
     Delete, DriverPlan, GRACE, Observed, PendingCreate, Plan, ShutDown, blocked, capabilities_unknown,
     known_provider_id, no_driver, paused, plan_invalid_record,
@@ -198,7 +198,7 @@ pub(super) fn shut_down(machine: &InfraMachine, state: VmState, observed: &Obser
         accepted,
         last_try: accepted.is_none()
             && deleted_for(machine, observed.now) >= grace
-            && failures(observed) >= SHUT_DOWN_TRIES,
+            && observed.failure().map_or(0, |failure| failure.attempts) >= SHUT_DOWN_TRIES,
     };
     (!shut_down.left(observed.now).is_zero()).then_some(shut_down)
 }

@@ -6,21 +6,15 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::{Observed, has_failed_for_good};
-use crate::api::ObjectMetaExt as _;
 use crate::api::addresses;
 use crate::api::conditions::{self, ConditionStatus};
-use crate::api::retry::{
-    BACKOFF_JITTER, FIRST_BACKOFF, MAX_BACKOFF, MAX_REQUESTED_DELAY, MIN_REQUEUE, jitter,
-};
+use crate::api::retry::{FIRST_BACKOFF, MAX_BACKOFF, MAX_REQUESTED_DELAY, MIN_REQUEUE};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::api::wall_clock::{elapsed, until};
 use crate::machine::outcome::RetryTrigger;
 use crate::machine::runtime_state::{Retry, RetryCondition, UnimplementedCall};
 use crate::reconcile::Action;
 use cmi_driver::{Capabilities, Code, Operation, PowerState};
-
-/// After a restart, the machines that waited for capacity retry within this time.
-const RECALLED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Returns the wait after the last failure, which ends with time or with a change such as another driver.
 pub fn retry_wait(observed: &Observed) -> Option<Action> {
@@ -30,103 +24,43 @@ pub fn retry_wait(observed: &Observed) -> Option<Action> {
     recorded_wait(observed)
 }
 
-/// Returns the wait that a status shows, for a process that has no wait in memory because another process
-/// made the call. `inputs` are the current inputs. A later change of them ends this wait.
-///
-/// # Guarantees
-/// The wait is never longer than the earlier process planned. A wait for capacity ends within seconds. Not
-/// every repeated failure is written (see [`crate::machine::status`]). After the published time of the next
-/// attempt, there may therefore have been more attempts than the status shows. The number of attempts
-/// includes as many as there was time for.
+/// Returns the wait that the status shows, for a process that has no wait in memory. `inputs` are the current
+/// inputs. A later change of them ends this wait, which is never longer than the earlier process planned.
 pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs: u64) -> Option<Retry> {
     let status = machine.status.as_ref()?;
-    let last = status
-        .last_operation
-        .as_ref()
-        .filter(|last| last.state == OperationState::Failed)?;
-    let deleting = machine.metadata.deletion_timestamp.is_some();
-    if status.observed_generation != machine.metadata.generation
-        || deleting != (last.type_ == OperationType::Delete)
-    {
-        return None;
-    }
-    if has_failed_for_good(machine) {
-        // A later change of the inputs is retried.
-        return Some(Retry {
-            during: last.type_,
-            attempts: u32::try_from(last.attempts).unwrap_or_default(),
-            trigger: RetryTrigger::Other,
-            until: RetryCondition::Change,
-            inputs,
-            unpublished: None,
-        });
-    }
-    let next = last.next_retry_time.as_ref()?.0;
-    // A clock that was set back must not lengthen the wait.
-    let meant = until(next, last.last_update_time.0);
-    let meant = meant.min(MAX_REQUESTED_DELAY);
-    let left = until(next, now);
-    let shown = u32::try_from(last.attempts).unwrap_or_default();
-    let elapsed = elapsed(last.last_update_time.0, now).unwrap_or_default();
-    let unshown = if left.is_zero() {
-        most_unshown(shown, meant, elapsed)
-    } else {
-        0
+    let last = status.last_operation.as_ref()?;
+    let is_deleted = machine.metadata.deletion_timestamp.is_some();
+    let is_current = last.state == OperationState::Failed
+        && status.observed_generation == machine.metadata.generation
+        && is_deleted == (last.type_ == OperationType::Delete);
+    let until = match &last.next_retry_time {
+        _ if !is_current => return None,
+        Some(next) => {
+            // A clock that was set back must not lengthen the wait.
+            let planned = until(next.0, last.last_update_time.0).min(MAX_REQUESTED_DELAY);
+            RetryCondition::Time(instant + until(next.0, now).min(planned))
+        }
+        None if has_failed_for_good(machine) => RetryCondition::Change,
+        None => return None,
     };
-    let code = last.code.as_deref().and_then(code_named);
-    let trigger = match code {
-        Some(Code::ResourceExhausted) => RetryTrigger::Capacity,
-        Some(code) if code.is_transient() => RetryTrigger::Transient,
-        Some(_) | None => RetryTrigger::Other,
-    };
-    let awaits_create = trigger == RetryTrigger::Capacity && last.type_ == OperationType::Create;
-    let left = if awaits_create {
-        // There may be capacity again, and one machine of each class finds out.
-        let uid = machine.metadata.uid();
-        left.min(meant).min(RECALLED_WITHIN.mul_f64(jitter(uid, shown)))
-    } else if left.is_zero() && shown > 1 {
-        let uid = machine.metadata.uid();
-        meant.mul_f64(jitter(uid, shown))
-    } else {
-        left.min(meant)
-    };
+    let code = last.code.as_deref();
+    let code = Code::ALL.into_iter().find(|known| Some(known.name()) == code);
     Some(Retry {
         during: last.type_,
-        attempts: shown.saturating_add(unshown),
-        trigger,
-        until: RetryCondition::Time(instant + left),
+        attempts: u32::try_from(last.attempts).unwrap_or_default(),
+        trigger: match code {
+            Some(Code::ResourceExhausted) => RetryTrigger::Capacity,
+            Some(code) if code.is_transient() => RetryTrigger::Transient,
+            Some(_) | None => RetryTrigger::Other,
+        },
+        until,
         inputs,
         unpublished: None,
     })
 }
 
-/// Returns how many attempts may have failed without a status write since the attempt `shown`. This is as
-/// many as fit into `elapsed`, where each wait was at least `meant` less its jitter. The result is below
-/// `shown`, because the status is written again when the attempts have doubled.
-fn most_unshown(shown: u32, meant: Duration, elapsed: Duration) -> u32 {
-    let most = shown.saturating_sub(1);
-    let shortest = meant.mul_f64(1.0 - BACKOFF_JITTER).as_millis();
-    let there_was_time_for = elapsed.as_millis().checked_div(shortest).unwrap_or(u128::MAX);
-    u32::try_from(there_was_time_for).map_or(most, |there_was| there_was.min(most))
-}
-
-fn code_named(name: &str) -> Option<Code> {
-    Code::ALL.into_iter().find(|code| code.name() == name)
-}
-
-/// Returns the number of consecutive failures with the current inputs.
-pub fn failures(observed: &Observed) -> u32 {
-    let retry = observed.state.retry.as_ref();
-    let retry = retry.filter(|retry| retry.inputs == observed.inputs);
-    retry.map_or(0, |retry| retry.attempts)
-}
-
 fn recorded_wait(observed: &Observed) -> Option<Action> {
-    let retry = observed.state.retry.as_ref()?;
-    if retry.inputs != observed.inputs {
-        return None;
-    }
-    match retry.until {
+    match observed.failure()?.until {
         RetryCondition::Time(time) => {
             let left = time.saturating_duration_since(observed.instant);
             (!left.is_zero()).then_some(Action::requeue(left))
@@ -142,14 +76,12 @@ fn recorded_wait(observed: &Observed) -> Option<Action> {
 
 /// Returns whether the current driver has answered that it does not support a call, despite its capabilities.
 pub fn lacks(observed: &Observed, operation: Operation) -> bool {
-    let Some(retry) = observed.state.retry.as_ref() else {
-        return false;
-    };
     let unable = UnimplementedCall {
         connection_generation: observed.connection_generation,
         operation,
     };
-    retry.inputs == observed.inputs && retry.until == RetryCondition::AnotherDriver(unable)
+    let failure = observed.failure();
+    failure.is_some_and(|failure| failure.until == RetryCondition::AnotherDriver(unable))
 }
 
 /// Returns how long the last failure still delays a look-up. A failure because of another unsupported call
