@@ -381,7 +381,7 @@ fn lines_of(log: &str, kind: Kind, name: &str) -> BTreeSet<String> {
                 Some(format!(" {name}={}", rest.split_once('"')?.0))
             };
             Some(
-                [Some(said.to_owned()), field("code"), field("condition")]
+                [Some(said.to_owned()), field("code")]
                     .into_iter()
                     .flatten()
                     .collect(),
