@@ -9,17 +9,14 @@ use kube::runtime::reflector::ObjectRef;
 use super::outcome::Outcome;
 use super::runtime_state::RuntimeStates;
 use crate::admission::AdmissionPolicies;
-use crate::api::retry::{LONG_WAIT, LONG_WAIT_JITTER, jitter};
+use crate::api::retry::jitter;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::Events;
-use crate::driver::{
-    Attempt, ConfiguredDriver, ConfiguredDrivers, DriverState, Permit, Priority, Waker, failure_domain,
-};
+use crate::driver::{ConfiguredDriver, ConfiguredDrivers, Waker};
 use crate::reconcile::caches::{Caches, ClusterIds};
 use crate::reconcile::{Enqueue, FailureLog, waker};
 use crate::telemetry::metrics::Metrics;
-use cmi_driver::{MachineClass, ProviderSpec};
 
 /// How long a machine waits for a permit before it tries again, in case its wake-up is lost.
 const LOST_WAKE_UP: Duration = Duration::from_hours(1);
@@ -53,71 +50,19 @@ pub struct Context {
 pub type Reference = ObjectRef<DeserializeGuard<InfraMachine>>;
 
 impl Context {
-    /// Returns a permit to call the driver for this machine. Without a permit, the machine is enqueued when a
-    /// permit becomes available.
-    pub fn permit<'a>(
-        &self,
-        machine: &InfraMachine,
-        driver: &'a ConfiguredDriver,
-        priority: Priority,
-    ) -> Option<Permit<'a>> {
-        let (uid, namespace) = (machine.metadata.uid(), machine.metadata.namespace());
-        driver.try_acquire(priority, uid, namespace, self.waker(machine))
-    }
-
-    /// Returns the state of the machine's driver. While another task queries the driver, the machine is
-    /// enqueued when that query ends.
-    pub async fn driver_state(&self, machine: &InfraMachine, driver: &ConfiguredDriver) -> DriverState {
-        driver.state(machine.metadata.uid(), self.waker(machine)).await
-    }
-
-    fn waker(&self, machine: &InfraMachine) -> Waker {
+    /// Returns a waker that enqueues a machine.
+    pub fn waker(&self, machine: &InfraMachine) -> Waker {
         waker(&self.enqueue, &machine.metadata)
     }
 
     /// Returns a waker that ends any wait of a machine when there may be capacity.
-    fn capacity_waker(&self, machine: &InfraMachine) -> Waker {
+    pub fn capacity_waker(&self, machine: &InfraMachine) -> Waker {
         let (states, uid) = (Arc::clone(&self.states), machine.metadata.uid().to_owned());
         let waker = self.waker(machine);
         Waker::new(move || {
             states.signal_capacity(&uid);
             waker.wake();
         })
-    }
-
-    /// Admits a create. When capacity is known to be exhausted, the machine is enqueued when there may be
-    /// capacity.
-    pub fn admit_create_or_wait<'a>(
-        &self,
-        machine: &InfraMachine,
-        permit: &Permit<'a>,
-        class: &MachineClass,
-        requested: bool,
-    ) -> Option<Attempt<'a>> {
-        permit.admit_create_or_wait(
-            class,
-            machine.metadata.uid(),
-            requested,
-            self.capacity_waker(machine),
-        )
-    }
-
-    /// Enqueues a machine that was refused for lack of capacity when there may be capacity again.
-    pub fn await_capacity(&self, machine: &InfraMachine, permit: &Permit<'_>, class: &MachineClass) {
-        permit.await_capacity(class, machine.metadata.uid(), self.capacity_waker(machine));
-    }
-
-    /// Returns the outcome of a machine that waits for capacity.
-    pub fn awaiting_capacity(machine: &InfraMachine, spec: &ProviderSpec) -> Outcome {
-        Outcome::AwaitingCapacity {
-            failure_domain: failure_domain(spec).map(str::to_owned),
-            requeue_after: LONG_WAIT.mul_f64(1.0 - LONG_WAIT_JITTER * jitter(machine.metadata.uid(), 0)),
-        }
-    }
-
-    /// Returns whether the permit allows creating or finishing a VM. If not, the machine is enqueued later.
-    pub fn may_create(&self, machine: &InfraMachine, permit: &mut Permit<'_>) -> bool {
-        permit.may_create(machine.metadata.uid(), self.waker(machine))
     }
 
     /// Returns the outcome of a machine that waits for a permit. Only long waits are published. Otherwise, a

@@ -80,7 +80,8 @@ pub async fn execute<'a>(
             "the machine has no driver",
         )));
     };
-    let Some(mut permit) = ctx.permit(object.get(), driver, plan.priority()) else {
+    let (namespace, waker) = (object.get().metadata.namespace(), ctx.waker(object.get()));
+    let Some(mut permit) = driver.try_acquire(plan.priority(), object.uid(), namespace, waker) else {
         let outcome = ctx.waiting_for_a_permit(object.get(), driver);
         return Ok(Execution::without_permit(outcome));
     };

@@ -44,7 +44,7 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
     let cluster_id = cluster.as_deref().and_then(|cluster| ctx.cluster_ids.of(cluster));
     let (configured_driver, driver) = match driver_of(&ctx.drivers, machine) {
         Ok(configured) => {
-            let state = ctx.driver_state(machine, &configured).await;
+            let state = configured.state(machine.metadata.uid(), ctx.waker(machine)).await;
             (Some(configured), Ok(state))
         }
         Err(unresolved) => (None, Err(unresolved)),

@@ -91,10 +91,8 @@ impl Executor<'_, '_, '_> {
             // initialization fails.
             self.object.record_last_known_state(vm.state.as_ref()).await?;
         }
-        if !self.ctx.may_create(self.object.get(), self.permit) {
-            return Ok(self
-                .ctx
-                .waiting_for_a_permit(self.object.get(), self.permit.configured_driver()));
+        if let Some(wait) = self.wait_to_create() {
+            return Ok(wait);
         }
         let uid = self.object.uid().to_owned();
         let driver = self.permit.configured_driver();
@@ -115,7 +113,7 @@ impl Executor<'_, '_, '_> {
         if let Outcome::Failed(failure) = &outcome
             && failure.disposition == Disposition::AwaitCapacity
         {
-            self.ctx.await_capacity(self.object.get(), self.permit, &class);
+            self.await_capacity(&class);
         }
         Ok(outcome)
     }

@@ -8,9 +8,9 @@ use super::look_up::LookUpResult;
 use super::{ExecuteError, Executor};
 use crate::api::conditions::{self, reason};
 use crate::api::identity::{VmEvent, VmState};
-use crate::api::retry::{Call, Disposition, MIN_REQUEUE};
+use crate::api::retry::{Call, Disposition, LONG_WAIT, LONG_WAIT_JITTER, MIN_REQUEUE, jitter};
 use crate::api::wall_clock;
-use crate::machine::Context;
+use crate::driver::failure_domain;
 use crate::machine::outcome::{Blocked, Failure, Outcome};
 use crate::machine::plan::{LOOK_UP_INTERVAL, PendingCreate, Provision};
 use cmi_driver::{Code, CreateMachineRequest, MachineClass, MachineRef, Operation};
@@ -64,9 +64,15 @@ impl Executor<'_, '_, '_> {
         if let Some(wait) = self.wait_before_create(&plan).await? {
             return Ok(wait);
         }
-        let (ctx, machine) = (self.ctx, self.object.get());
-        let Some(attempt) = ctx.admit_create_or_wait(machine, self.permit, &wanted, plan.requested) else {
-            return Ok(Context::awaiting_capacity(machine, &wanted.provider_spec));
+        let (uid, waker) = (self.object.uid(), self.ctx.capacity_waker(self.object.get()));
+        let admitted = self
+            .permit
+            .admit_create_or_wait(&wanted, uid, plan.requested, waker);
+        let Some(attempt) = admitted else {
+            return Ok(Outcome::AwaitingCapacity {
+                failure_domain: failure_domain(&wanted.provider_spec).map(str::to_owned),
+                requeue_after: LONG_WAIT.mul_f64(1.0 - LONG_WAIT_JITTER * jitter(uid, 0)),
+            });
         };
         // If the call cannot be sent, nothing is written. Otherwise, a driver outage would cost writes.
         let sendable = self.permit.driver().prepare_call(Operation::CreateMachine).await;
@@ -90,7 +96,7 @@ impl Executor<'_, '_, '_> {
         }
         self.record_refusal(plan.record.state, issued, &failure).await?;
         if failure.disposition == Disposition::AwaitCapacity {
-            self.ctx.await_capacity(self.object.get(), self.permit, &wanted);
+            self.await_capacity(&wanted);
         }
         Ok(failure.into())
     }
@@ -114,11 +120,7 @@ impl Executor<'_, '_, '_> {
             let blocked = awaiting_create_of_another_spec(pending_create);
             return Ok(Some(Outcome::Blocked(blocked)));
         }
-        if !self.ctx.may_create(self.object.get(), self.permit) {
-            let driver = self.permit.configured_driver();
-            return Ok(Some(self.ctx.waiting_for_a_permit(self.object.get(), driver)));
-        }
-        Ok(None)
+        Ok(self.wait_to_create())
     }
 
     /// Records the create and issues it. Returns the time of the create and the driver's answer.

@@ -55,6 +55,20 @@ impl Executor<'_, '_, '_> {
         Ok((failure.disposition != Disposition::Gone).then_some(failure))
     }
 
+    /// Returns `None` if the permit allows creating or initializing a VM. Otherwise returns the wait, and
+    /// the machine is enqueued when the permit does.
+    pub fn wait_to_create(&mut self) -> Option<Outcome> {
+        let (ctx, machine) = (self.ctx, self.object.get());
+        let may_create = self.permit.may_create(self.object.uid(), ctx.waker(machine));
+        (!may_create).then(|| ctx.waiting_for_a_permit(machine, self.permit.configured_driver()))
+    }
+
+    /// Enqueues the machine, which was refused for lack of capacity, when there may be capacity again.
+    pub fn await_capacity(&self, class: &MachineClass) {
+        let waker = self.ctx.capacity_waker(self.object.get());
+        self.permit.await_capacity(class, self.object.uid(), waker);
+    }
+
     /// Returns how much longer a NOT_FOUND of the driver may be stale. `window` is the driver's consistency
     /// window. Returns `None` when the answer is reliable.
     pub fn behind_for(&self, window: Duration) -> Option<Duration> {
