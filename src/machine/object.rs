@@ -132,7 +132,7 @@ impl<'a> Object<'a> {
     /// Records that no VM exists, after the only create ended without making a VM.
     pub async fn record_refusal(&mut self, refused: VmEvent) -> Result<(), Error> {
         let action = "recording that no VM was created";
-        self.change_record(action, |record| record.after(refused), Moves::Unblocked)
+        self.change_record(action, |record| record.after(refused), Moves::Unblocked, None)
             .await
     }
 
@@ -172,7 +172,8 @@ impl<'a> Object<'a> {
         }
         let action = "recording the driver's last known state";
         let with_state = |record: VmRecord| record.with_last_known_state(state);
-        self.change_record(action, with_state, Moves::AsBefore).await
+        self.change_record(action, with_state, Moves::AsBefore, None)
+            .await
     }
 
     /// Records that the VM has the spec of an update in place that Cluster API has requested.
@@ -195,32 +196,19 @@ impl<'a> Object<'a> {
         provider_id: &str,
         state: Option<&LastKnownState>,
     ) -> Result<(), Error> {
+        let action = "writing spec.providerID";
         let found = |record: VmRecord| record.after(VmEvent::Found).with_last_known_state(state);
-        self.keep_trying(
-            "writing spec.providerID",
-            found,
-            Moves::Unblocked,
-            Some(provider_id),
-        )
-        .await
+        self.change_record(action, found, Moves::Unblocked, Some(provider_id))
+            .await
     }
 
-    /// Changes the record after a driver's answer.
+    /// Changes the record after a driver's answer, and sets the providerID if one is given. The answer
+    /// remains valid when other clients write concurrently, and would be lost without this write. After a
+    /// conflict, the patch is therefore retried on the live object.
     ///
     /// # Errors
     /// [`Error::Conflict`] when the object has lost its record.
     pub async fn change_record(
-        &mut self,
-        action: &'static str,
-        change: impl Fn(VmRecord) -> VmRecord,
-        moves: Moves,
-    ) -> Result<(), Error> {
-        self.keep_trying(action, change, moves, None).await
-    }
-
-    /// Writes a driver's answer. It remains valid when other clients write concurrently, and would be lost
-    /// without this write. After a conflict, the patch is therefore retried on the live object.
-    async fn keep_trying(
         &mut self,
         action: &'static str,
         change: impl Fn(VmRecord) -> VmRecord,
@@ -271,7 +259,7 @@ impl<'a> Object<'a> {
         }
         let wanted = in_progress(&self.latest, operation, since);
         let say = async {
-            if let Err(error) = self.try_patch_status(&wanted).await {
+            if let Err(error) = self.patch_status(wanted).await {
                 let name = self.name();
                 tracing::debug!(name, %operation, %error, "cannot report a long call");
             }
@@ -299,18 +287,10 @@ impl<'a> Object<'a> {
     ///
     /// # Errors
     /// [`Error::Conflict`] when the object has changed since the plan.
-    pub async fn patch_status(
-        &mut self,
-        status: impl FnOnce(&InfraMachine) -> InfraMachineStatus,
-    ) -> Result<(), Error> {
-        let status = status(&self.latest);
+    pub async fn patch_status(&mut self, status: InfraMachineStatus) -> Result<(), Error> {
         let status = status::with_secret_movability(&self.latest, status, &self.secret_movability);
-        self.try_patch_status(&status).await
-    }
-
-    async fn try_patch_status(&mut self, status: &InfraMachineStatus) -> Result<(), Error> {
         let before = self.latest.status.as_ref();
-        let published = publish_status(&self.api, &self.latest.metadata, before, status).await?;
+        let published = publish_status(&self.api, &self.latest.metadata, before, &status).await?;
         if let Some((metadata, status)) = published {
             // All other fields are unchanged, because the patch applied to this resource version only.
             self.set_latest(InfraMachine {

@@ -95,9 +95,8 @@ pub async fn write(
         object.remove_finalizer().await?;
         ctx.states.forget(&uid);
     } else {
-        object
-            .patch_status(|machine| status::after(machine, outcome, timing))
-            .await?;
+        let status = status::after(object.get(), outcome, timing);
+        object.patch_status(status).await?;
         ctx.states.published(&uid);
         record_published(ctx, &uid, gathered, outcome, timing.wait);
         ctx.failures.forget(&uid);

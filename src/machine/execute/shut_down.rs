@@ -88,7 +88,7 @@ impl Executor<'_, '_, '_> {
             }
         };
         self.object
-            .change_record(action, shut_down, Moves::AsBefore)
+            .change_record(action, shut_down, Moves::AsBefore, None)
             .await
     }
 }

@@ -25,6 +25,7 @@ impl Executor<'_, '_, '_> {
             return Ok(Outcome::Waiting(Some(VM_LOCK_WAIT)));
         };
         self.object.record_update().await?;
+        let announced = announced(self.object.get());
         self.object.patch_status(announced).await?;
         let request = UpdateMachineRequest {
             machine: MachineRef::new(self.object.name(), class),
@@ -38,7 +39,7 @@ impl Executor<'_, '_, '_> {
         }
         let updated = |record| updated(record, &plan.wanted);
         self.object
-            .change_record("recording the end of the update", updated, Moves::Unblocked)
+            .change_record("recording the end of the update", updated, Moves::Unblocked, None)
             .await?;
         Ok(Outcome::Updated)
     }

@@ -41,7 +41,7 @@ async fn a_change_of_the_record_is_made_to_the_record_as_it_is_now() {
     let accepted = VmEvent::ShutDownAccepted { at: at(9) };
     let change = |record: VmRecord| record.after(accepted);
     object
-        .change_record("testing", change, Moves::AsBefore)
+        .change_record("testing", change, Moves::AsBefore, None)
         .await
         .unwrap();
     let record = identity::record(&server.object()).unwrap();
@@ -119,12 +119,9 @@ async fn a_long_call_is_reported_once_and_its_answer_is_still_written() {
     assert_eq!(server.version(), "2", "written once");
 
     object.patch_provider_id("sim://1", None).await.unwrap();
-    let done = object.patch_status(|machine| {
-        let mut status = machine.status.clone().unwrap();
-        status.last_operation = None;
-        status
-    });
-    done.await.unwrap();
+    let mut done = object.get().status.clone().unwrap();
+    done.last_operation = None;
+    object.patch_status(done).await.unwrap();
     assert_eq!(server.object().spec.provider_id.as_deref(), Some("sim://1"));
 }
 
@@ -152,7 +149,7 @@ async fn status_of_an_older_version_is_not_written() {
     let ctx = server.context(Vec::new());
     let mut object = Object::new(&ctx, Arc::new(server.object()));
     server.touch();
-    let provisioned = |_: &InfraMachine| InfraMachineStatus {
+    let provisioned = InfraMachineStatus {
         ready: true,
         ..InfraMachineStatus::default()
     };
