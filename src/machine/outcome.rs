@@ -36,7 +36,7 @@ pub enum Outcome {
     Blocked(Blocked),
     /// The machine still waits, and nothing new is published: the status already shows the wait, or the wait
     /// is too short. The wait is for a permit, a lock, or a driver query of another reconcile. Usually the
-    /// machine is woken. The time is a fallback.
+    /// machine is woken. The time is a fallback. A driver's NOT_FOUND may be stale for such a time, too.
     Waiting(Option<Duration>),
     /// The machine waits for a permit so long that the wait is reported.
     Queued {
@@ -73,11 +73,6 @@ pub enum Outcome {
     Updated,
     /// A driver call failed, or its secrets can't be assembled.
     Failed(Box<Failure>),
-    /// The driver does not see the VM, but its answer may be stale.
-    Absent {
-        /// When the absence is certain.
-        requeue_after: Duration,
-    },
     /// The driver confirmed that the machine's VM no longer exists.
     Vanished(ProviderId),
     /// The deletion is in progress.
@@ -200,7 +195,6 @@ impl Outcome {
             | Self::Provisioned(_)
             | Self::UpToDate { .. }
             | Self::Updated
-            | Self::Absent { .. }
             | Self::Vanished(_)
             | Self::Gone
             | Self::RemoveFinalizer(_) => false,

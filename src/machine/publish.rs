@@ -127,7 +127,6 @@ fn wait(before: &InfraMachine, gathered: &Gathered, outcome: &Outcome, attempts:
         Outcome::Blocked(block) => block.requeue_after,
         Outcome::Failed(failure) => failure.wait(attempts, jitter(uid, attempts)),
         Outcome::Requeue(requeue_after)
-        | Outcome::Absent { requeue_after }
         | Outcome::Deleting { requeue_after, .. }
         | Outcome::Queued { requeue_after }
         | Outcome::AwaitingCapacity { requeue_after, .. } => Some(*requeue_after),
@@ -186,7 +185,6 @@ fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<
         | Outcome::Provisioned(_)
         | Outcome::UpToDate { .. }
         | Outcome::Updated
-        | Outcome::Absent { .. }
         | Outcome::Vanished(_)
         | Outcome::Deleting { .. }
         | Outcome::Gone

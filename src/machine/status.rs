@@ -19,7 +19,6 @@ use crate::api::v1alpha1::{
     OperationType,
 };
 use crate::api::wall_clock;
-use crate::api::wall_clock::elapsed;
 use crate::driver::{CREATES_SUSPENDED, StableReachability, full_failure_domain};
 use crate::machine::outcome::{Blocked, Outcome, RETRY_NOW_HINT};
 use crate::machine::plan::is_refused_uncalled;
@@ -85,7 +84,6 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, timing: RetryTiming) -> 
         }
         Outcome::Waiting(_) => {
             draft.unpaused();
-            draft.deletion_waits();
             return draft.status;
         }
         Outcome::Queued { .. } => {
@@ -115,7 +113,6 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, timing: RetryTiming) -> 
         } => draft.kept(reachability, not_updatable, *requeue_after),
         Outcome::Updated => draft.updated(),
         Outcome::Failed(failure) => draft.failed(failure, timing),
-        Outcome::Absent { .. } => draft.working(),
         Outcome::Vanished(id) => draft.vanished(id.as_str()),
         Outcome::Deleting { reason, message, .. } => {
             draft.reachable();
@@ -525,21 +522,6 @@ impl Draft<'_> {
         self.mark_false(PAUSED, reason::NOT_PAUSED, "");
         self.set(DELETING, ConditionStatus::True, reason, message);
         self.mark_false(READY, reason::DELETING, message);
-    }
-
-    /// Reports a deletion that is held up, if it has lasted for more than a moment and no condition shows
-    /// this yet.
-    fn deletion_waits(&mut self) {
-        const MOMENT: Duration = Duration::from_secs(5);
-        let Some(deleted) = &self.machine.metadata.deletion_timestamp else {
-            return;
-        };
-        let lasted = elapsed(deleted.0, self.now).unwrap_or_default();
-        let is_shown = conditions::get(&self.status.conditions, DELETING)
-            .is_some_and(|shown| shown.reason != reason::PAUSED);
-        if !is_shown && lasted >= MOMENT {
-            self.deleting(reason::DELETING, "waiting for a permit to call the driver");
-        }
     }
 
     fn succeeded(&mut self, type_: OperationType, operation: Option<Operation>) {

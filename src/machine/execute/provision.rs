@@ -111,9 +111,9 @@ impl Executor<'_, '_, '_> {
             .any(|operation| capabilities.supports(operation));
         if plan.vm_may_exist()
             && can_look
-            && let Some(requeue_after) = self.behind_for(capabilities.consistency_window)
+            && let Some(left) = self.behind_for(capabilities.consistency_window)
         {
-            return Ok(Some(Outcome::Absent { requeue_after }));
+            return Ok(Some(Outcome::Waiting(Some(left))));
         }
         if let Some(pending_create) = plan.pending_create {
             self.object.unblock_move().await?;

@@ -82,7 +82,7 @@ impl Executor<'_, '_, '_> {
     /// Returns the outcome for a VM with a known id that the driver does not find.
     pub fn gone_or_behind(&self, id: ProviderId) -> Outcome {
         match self.behind_for(self.permit.known_capabilities().consistency_window) {
-            Some(requeue_after) => Outcome::Absent { requeue_after },
+            Some(left) => Outcome::Waiting(Some(left)),
             None => Outcome::Vanished(id),
         }
     }

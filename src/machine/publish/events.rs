@@ -24,7 +24,6 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
         | Outcome::Queued { .. }
         | Outcome::AwaitingCapacity { .. }
         | Outcome::UpToDate { .. }
-        | Outcome::Absent { .. }
         | Outcome::Deleting { .. }
         | Outcome::RemoveFinalizer(RemovalReason::NeverCreated) => return None,
         Outcome::Blocked(block) => (

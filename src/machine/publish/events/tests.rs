@@ -231,23 +231,11 @@ fn what_only_takes_its_time_is_not_said() {
         not_updatable: vec!["/disk".parse().unwrap()],
         requeue_after: None,
     };
-    let absent = Outcome::Absent {
-        requeue_after: Duration::ZERO,
-    };
     let waiting = blocked(world().without_bootstrap().plan(machine()));
     let paused = blocked(world().paused().plan(machine()));
     let silent = Outcome::Waiting(Some(Duration::ZERO));
     let never = Outcome::RemoveFinalizer(RemovalReason::NeverCreated);
-    for outcome in [
-        Outcome::NoOp(""),
-        deleting,
-        kept,
-        absent,
-        waiting,
-        paused,
-        silent,
-        never,
-    ] {
+    for outcome in [Outcome::NoOp(""), deleting, kept, waiting, paused, silent, never] {
         assert_eq!(of(&machine().build(), &outcome, 1), None, "{outcome:?}");
     }
 }
