@@ -17,8 +17,8 @@ use super::gather::Gathered;
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
 use super::plan::{DriverPlan, Plan};
-use crate::api::ObjectMetaExt as _;
 use crate::api::v1alpha1::InfraMachine;
+use crate::api::{ObjectMetaExt as _, conditions};
 use crate::apiserver::secrets::Redactor;
 use crate::apiserver::{Error, InvalidSecret};
 use crate::driver::Permit;
@@ -110,7 +110,8 @@ async fn write_before(object: &mut Object<'_>, outcome: &mut Outcome) -> Result<
     if let Some(record) = block.record.take() {
         object.ensure_finalizer_and_record(&record).await?;
     }
-    if block.unblocks_move {
+    // clusterctl pauses a Cluster before it moves it, and then waits for each machine. No call is in flight.
+    if block.condition == conditions::PAUSED {
         object.unblock_move().await?;
     }
     Ok(())

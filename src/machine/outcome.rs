@@ -101,9 +101,6 @@ pub struct Blocked {
     pub message: String,
     /// The record that must be written despite the wait, together with the finalizer.
     pub record: Option<Box<VmRecord>>,
-    /// Whether an earlier call still blocks `clusterctl move`. No call is in flight while the machine is
-    /// blocked.
-    pub unblocks_move: bool,
     /// When to check again, if nothing changes earlier.
     pub requeue_after: Option<Duration>,
 }
@@ -116,8 +113,16 @@ impl Blocked {
             reason,
             message: message.into(),
             record: None,
-            unblocks_move: false,
             requeue_after: None,
+        }
+    }
+
+    /// Returns the wait with this time of the next check.
+    #[must_use]
+    pub fn until(self, requeue_after: impl Into<Option<Duration>>) -> Self {
+        Self {
+            requeue_after: requeue_after.into(),
+            ..self
         }
     }
 }
@@ -130,6 +135,12 @@ pub enum RemovalReason {
     NeverCreated,
     /// The administrator requested it.
     Forced,
+}
+
+impl From<Blocked> for Outcome {
+    fn from(block: Blocked) -> Self {
+        Self::Blocked(block)
+    }
 }
 
 impl From<Failure> for Outcome {

@@ -130,7 +130,7 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
     };
     // Checked before all other waits, because an operator who paused the machine expects this message.
     if let Some(block) = paused(machine, observed.cluster.as_deref()) {
-        return Outcome::Blocked(block).into();
+        return block.into();
     }
     let record = match VmRecord::of(machine) {
         Ok(record) => record,
@@ -155,12 +155,8 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
     let adoption = Adoption::of(machine);
     let is_foreign = machine.spec.provider_id.is_some() && !record.state.is_known();
     if is_foreign && adoption == Adoption::None {
-        return blocked(
-            None,
-            condition_without_calls(machine),
-            reason::FOREIGN_PROVIDER_ID,
-            foreign_provider_id(machine),
-        );
+        let (condition, message) = (condition_without_calls(machine), foreign_provider_id(machine));
+        return Blocked::new(condition, reason::FOREIGN_PROVIDER_ID, message).into();
     }
     if finalizer_missing {
         return Plan::RestoreFinalizer;
@@ -169,12 +165,12 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
         return deletion;
     }
     if let Some(obstacle) = obstacle(machine, observed, owner, &record) {
-        return Outcome::Blocked(obstacle).into();
+        return obstacle.into();
     }
     if !record.state.is_known()
         && let Some(message) = refers_to_another(machine, owner)
     {
-        return blocked(None, conditions::READY, reason::NOT_REFERENCED, message);
+        return Blocked::new(conditions::READY, reason::NOT_REFERENCED, message).into();
     }
     let bootstrap = match bootstrap_of(owner, cluster, observed.infra_cluster.as_deref()) {
         // An existing VM needs no bootstrap data.
@@ -182,7 +178,11 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
         Ok(name) => Some(name.to_owned()),
         Err((reason, message)) => {
             let record = if_missing(machine, record);
-            return blocked(record, conditions::READY, reason, message);
+            return Blocked {
+                record,
+                ..Blocked::new(conditions::READY, reason, message)
+            }
+            .into();
         }
     };
     let driver = match &observed.driver {
@@ -279,12 +279,13 @@ fn plan_invalid_record(machine: &InfraMachine, invalid: &InvalidRecord) -> Plan 
             the object never had a VM"
             .to_owned()
     };
-    blocked(
-        None,
+    let message = format!("{invalid}, so {remedy}");
+    Blocked::new(
         condition_without_calls(machine),
         reason::FOREIGN_IDENTITY,
-        format!("{invalid}, so {remedy}"),
+        message,
     )
+    .into()
 }
 
 /// Returns the record if the machine lacks its finalizer or record.
@@ -444,19 +445,6 @@ fn is_create_requested(observed: &Observed) -> bool {
     retry.is_some_and(|retry| retry.trigger == RetryTrigger::Capacity && retry.inputs != observed.inputs)
 }
 
-fn blocked(
-    record: Option<Box<VmRecord>>,
-    condition: &'static str,
-    reason: &'static str,
-    message: String,
-) -> Plan {
-    Outcome::Blocked(Blocked {
-        record,
-        ..Blocked::new(condition, reason, message)
-    })
-    .into()
-}
-
 fn no_driver(machine: &InfraMachine, record: Option<Box<VmRecord>>, unresolved: &ResolveError) -> Plan {
     let message = if machine.metadata.deletion_timestamp.is_some() {
         format!(
@@ -466,15 +454,11 @@ fn no_driver(machine: &InfraMachine, record: Option<Box<VmRecord>>, unresolved: 
     } else {
         unresolved.to_string()
     };
-    Outcome::Blocked(Blocked {
+    let condition = condition_without_calls(machine);
+    Blocked {
         record,
-        requeue_after: Some(LONG_WAIT),
-        ..Blocked::new(
-            condition_without_calls(machine),
-            reason::DRIVER_NOT_CONFIGURED,
-            message,
-        )
-    })
+        ..Blocked::new(condition, reason::DRIVER_NOT_CONFIGURED, message).until(LONG_WAIT)
+    }
     .into()
 }
 
@@ -500,20 +484,12 @@ fn condition_without_calls(machine: &InfraMachine) -> &'static str {
 /// Returns the replacement for a plan while identities may be forged. A healthy running VM is left alone and
 /// its status is not written. Otherwise, the status of the whole fleet would be written.
 pub fn not_in_force(machine: &InfraMachine, plan: &Plan, why: &str) -> Plan {
-    match plan {
-        Plan::CallDriver(DriverPlan::Refresh(_) | DriverPlan::Update(_)) => {
-            Outcome::Waiting(Some(admission::CHECK_INTERVAL)).into()
-        }
-        _ => Outcome::Blocked(Blocked {
-            requeue_after: Some(admission::CHECK_INTERVAL),
-            ..Blocked::new(
-                condition_without_calls(machine),
-                reason::IDENTITY_NOT_GUARDED,
-                why,
-            )
-        })
-        .into(),
+    if let Plan::CallDriver(DriverPlan::Refresh(_) | DriverPlan::Update(_)) = plan {
+        return Outcome::Waiting(Some(admission::CHECK_INTERVAL)).into();
     }
+    let condition = condition_without_calls(machine);
+    let block = Blocked::new(condition, reason::IDENTITY_NOT_GUARDED, why);
+    block.until(admission::CHECK_INTERVAL).into()
 }
 
 fn foreign_provider_id(machine: &InfraMachine) -> String {
@@ -528,11 +504,7 @@ fn foreign_provider_id(machine: &InfraMachine) -> String {
 /// Returns the wait of a paused machine, with the object that paused it (row "Pausing" of the contract).
 fn paused(machine: &InfraMachine, cluster: Option<&Cluster>) -> Option<Blocked> {
     let message = paused_by(machine, cluster.is_some_and(Cluster::is_paused))?;
-    Some(Blocked {
-        // clusterctl pauses a Cluster before it moves it, and then waits for each machine.
-        unblocks_move: identity::blocks_move(&machine.metadata),
-        ..Blocked::new(conditions::PAUSED, reason::PAUSED, message)
-    })
+    Some(Blocked::new(conditions::PAUSED, reason::PAUSED, message))
 }
 
 fn wanted_spec(
@@ -581,12 +553,8 @@ fn is_changed(observed: &Observed) -> bool {
 fn awaits_deletion(machine: &InfraMachine, owner: &Machine) -> Option<Plan> {
     let awaits = owner.metadata.deletion_timestamp.is_some() && !machine.is_provisioned();
     awaits.then(|| {
-        blocked(
-            None,
-            conditions::READY,
-            reason::MACHINE_DELETED,
-            machine_deleted(owner),
-        )
+        let message = machine_deleted(owner);
+        Blocked::new(conditions::READY, reason::MACHINE_DELETED, message).into()
     })
 }
 

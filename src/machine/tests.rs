@@ -10,7 +10,7 @@ use tokio::time::advance;
 
 use super::execute::execute;
 use super::fakes::{Server, Vms};
-use super::fixtures::{MachineFixture, machine, world};
+use super::fixtures::{MachineFixture, machine, now, world};
 use super::gather::gather;
 use super::object::Object;
 use super::outcome::{Blocked, Failure, Outcome};
@@ -117,6 +117,23 @@ async fn an_object_that_cannot_be_read_lets_clusterctl_go_on_once_it_is_paused()
     let version = server.version();
     reconcile(server.infra_machine(), Arc::clone(&ctx)).await.unwrap();
     assert_eq!(server.version(), version, "written once");
+}
+
+/// clusterctl pauses a Cluster, and then waits until the annotation is removed.
+#[tokio::test]
+async fn a_paused_machine_lets_clusterctl_go_on_and_leaves_what_a_user_blocks() {
+    for (block, left) in [(annotations::BLOCK_MOVE_VALUE, None), ("true", Some("true"))] {
+        for fixture in [machine().provisioned(), machine().provisioned().deleted_at(now())] {
+            let fixture = fixture.annotated(annotations::BLOCK_MOVE, block);
+            let server = Server::with(&fixture.clone().build());
+            let ctx = server.context(Vec::new());
+            let mut object = Object::new(&ctx, Arc::new(server.object()));
+            let gathered = gather(&ctx, &server.object()).await;
+            let plan = world().paused().plan(fixture);
+            execute(&ctx, &mut object, &gathered, plan).await.unwrap();
+            assert_eq!(server.annotation(annotations::BLOCK_MOVE).as_deref(), left);
+        }
+    }
 }
 
 /// Returns a deleted machine with this VM and an old unanswered create, which may have made another VM.

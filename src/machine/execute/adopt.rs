@@ -23,11 +23,8 @@ impl Executor<'_, '_, '_> {
                 self.object.ensure_finalizer_and_record(&plan.record).await?;
                 self.finish(class, vm).await
             }
-            LookUpResult::Absent => Ok(Outcome::Blocked(unconfirmed(
-                self.object.name(),
-                plan.provider_id.as_str(),
-            ))),
-            LookUpResult::CannotLook => Ok(Outcome::Blocked(cannot_look_up(driver.name()))),
+            LookUpResult::Absent => Ok(unconfirmed(self.object.name(), plan.provider_id.as_str()).into()),
+            LookUpResult::CannotLook => Ok(cannot_look_up(driver.name()).into()),
             LookUpResult::Failed(failure) => Ok(failure.into()),
         }
     }
@@ -40,8 +37,5 @@ fn unconfirmed(name: &str, provider_id: &str) -> Blocked {
             cancel the adoption, delete the InfraMachine first, and then its Machine",
         crate::api::annotations::ADOPT
     );
-    Blocked {
-        requeue_after: Some(LOOK_UP_INTERVAL),
-        ..Blocked::new(conditions::READY, reason::ADOPTION_UNCONFIRMED, message)
-    }
+    Blocked::new(conditions::READY, reason::ADOPTION_UNCONFIRMED, message).until(LOOK_UP_INTERVAL)
 }

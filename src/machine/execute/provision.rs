@@ -117,8 +117,7 @@ impl Executor<'_, '_, '_> {
         }
         if let Some(pending_create) = plan.pending_create {
             self.object.unblock_move().await?;
-            let blocked = awaiting_create_of_another_spec(pending_create);
-            return Ok(Some(Outcome::Blocked(blocked)));
+            return Ok(Some(awaiting_create_of_another_spec(pending_create).into()));
         }
         Ok(self.wait_to_create())
     }
@@ -184,10 +183,8 @@ fn awaiting_create_of_another_spec(pending_create: PendingCreate) -> Blocked {
             appear: {}",
         pending_create.in_words()
     );
-    Blocked {
-        requeue_after: Some(pending_create.left.min(LOOK_UP_INTERVAL).max(MIN_REQUEUE)),
-        ..Blocked::new(conditions::READY, reason::CREATE_UNANSWERED, message)
-    }
+    let left = pending_create.left.min(LOOK_UP_INTERVAL).max(MIN_REQUEUE);
+    Blocked::new(conditions::READY, reason::CREATE_UNANSWERED, message).until(left)
 }
 
 /// Returns whether a failed create may have left something other than a VM. Returns `None` if the create is

@@ -57,10 +57,7 @@ pub(super) fn obstacle(
     } else {
         return None;
     };
-    Some(Blocked {
-        requeue_after,
-        ..Blocked::new(conditions::READY, reason, message)
-    })
+    Some(Blocked::new(conditions::READY, reason, message).until(requeue_after))
 }
 
 /// Decides the next action for a machine that adopts a VM. `wanted` is the machine's spec with the tags of
@@ -76,7 +73,7 @@ pub(super) fn plan_adoption(
         return Outcome::NoOp("providerID is not valid").into();
     };
     if !driver.capabilities.supports(Operation::GetMachineStatus) {
-        return Outcome::Blocked(cannot_look_up(&driver.name)).into();
+        return cannot_look_up(&driver.name).into();
     }
     let look_up = match wanted {
         Ok(wanted) => wanted,
@@ -148,8 +145,5 @@ pub fn cannot_look_up(driver: &str) -> Blocked {
         "driver `{driver}` does not implement GetMachineStatus, which adoption requires: use a driver that \
             does"
     );
-    Blocked {
-        requeue_after: Some(LONG_WAIT),
-        ..Blocked::new(conditions::READY, reason::ADOPTION_INVALID, message)
-    }
+    Blocked::new(conditions::READY, reason::ADOPTION_INVALID, message).until(LONG_WAIT)
 }

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::waits::{deletion_poll_interval, retry_wait};
 use super::{
-    Delete, DriverPlan, GRACE, Observed, PendingCreate, Plan, ShutDown, blocked, capabilities_unknown,
+    Delete, DriverPlan, GRACE, Observed, PendingCreate, Plan, ShutDown, capabilities_unknown,
     known_provider_id, no_driver, paused, plan_invalid_record,
 };
 use crate::api::annotations;
@@ -16,7 +16,7 @@ use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::api::wall_clock::{elapsed, remaining};
 use crate::driver::{DriverState, KnownDriver, PERMIT_WAIT};
 use crate::machine::finalizer::has_finalizer;
-use crate::machine::outcome::{Outcome, RemovalReason};
+use crate::machine::outcome::{Blocked, Outcome, RemovalReason};
 use cmi_driver::Operation;
 
 /// The default grace period of a guest, in seconds.
@@ -38,7 +38,7 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     }
     // An interrupted move leaves its Cluster paused. A completed move would have removed the finalizer.
     if let Some(block) = paused(machine, observed.cluster.as_deref()).filter(|_| !is_moved) {
-        return Outcome::Blocked(block).into();
+        return block.into();
     }
     if is_forced {
         return Outcome::RemoveFinalizer(RemovalReason::Forced).into();
@@ -95,7 +95,7 @@ fn plan_lost_record() -> Plan {
         annotations::VM_RECORD,
         annotations::FORCE_DELETE
     );
-    blocked(None, conditions::DELETING, reason::FOREIGN_IDENTITY, message)
+    Blocked::new(conditions::DELETING, reason::FOREIGN_IDENTITY, message).into()
 }
 
 /// Plans an object without this provider's finalizer. If this provider has written conditions, the status
@@ -113,12 +113,7 @@ fn plan_without_finalizer(machine: &InfraMachine, observed: &Observed) -> Plan {
         "waiting for the finalizers of other controllers: {}",
         holders.join(", ")
     );
-    blocked(
-        None,
-        conditions::DELETING,
-        reason::WAITING_FOR_FINALIZERS,
-        message,
-    )
+    Blocked::new(conditions::DELETING, reason::WAITING_FOR_FINALIZERS, message).into()
 }
 
 /// Plans an object that clusterctl has moved. clusterctl has created the object in another management
@@ -135,7 +130,7 @@ fn plan_moved(machine: &InfraMachine, observed: &Observed) -> Plan {
         "annotation {mark} marks the machine as moved to another management cluster, so its VM is not \
             touched: if it was moved, set {force}=true; otherwise remove {mark}"
     );
-    blocked(None, conditions::DELETING, reason::DELETE_FOR_MOVE, message)
+    Blocked::new(conditions::DELETING, reason::DELETE_FOR_MOVE, message).into()
 }
 
 /// Returns the create that may still make a VM.

@@ -39,9 +39,9 @@ pub enum DriverPlan {
     Delete(Box<Delete>),
 }
 
-impl From<Outcome> for Plan {
-    fn from(outcome: Outcome) -> Self {
-        Self::Outcome(outcome)
+impl<T: Into<Outcome>> From<T> for Plan {
+    fn from(outcome: T) -> Self {
+        Self::Outcome(outcome.into())
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::power::{is_off, wait_before_start};
 use super::waits::{address_poll_interval, is_unsettled, lacks, look_up_wait, retry_wait, until_settling};
 use super::{DriverPlan, Initialize, Observed, Owner, Plan, Refresh, Update, machine_deleted};
-use crate::api::conditions::{self, VIRTUAL_MACHINE_UP_TO_DATE, reason};
+use crate::api::conditions::{self, reason};
 use crate::api::identity::{InvalidSpec, MadeFrom, VmRecord, VmState};
 use crate::api::v1alpha1::InfraMachine;
 use crate::driver::KnownDriver;
@@ -89,15 +89,9 @@ pub fn plan_provisioned(
         && owner.metadata.deletion_timestamp.is_some()
         && differs
     {
-        return Outcome::Blocked(Blocked {
-            requeue_after,
-            ..Blocked::new(
-                VIRTUAL_MACHINE_UP_TO_DATE,
-                reason::MACHINE_DELETED,
-                machine_deleted(owner),
-            )
-        })
-        .into();
+        let (condition, message) = (conditions::VIRTUAL_MACHINE_UP_TO_DATE, machine_deleted(owner));
+        let block = Blocked::new(condition, reason::MACHINE_DELETED, message);
+        return block.until(requeue_after).into();
     }
     match InPlaceUpdate::of(machine) {
         InPlaceUpdate::NotRequested if differs => return update_not_requested(requeue_after),
@@ -131,13 +125,7 @@ pub fn plan_provisioned(
 fn update_not_requested(requeue_after: Option<Duration>) -> Plan {
     let message = "Cluster API updates the machine in place and has not asked this provider to change the \
         VM: another extension that is registered for UpdateMachine must update it";
-    Outcome::Blocked(Blocked {
-        requeue_after,
-        ..Blocked::new(
-            conditions::VIRTUAL_MACHINE_UP_TO_DATE,
-            reason::WAITING_FOR_UPDATE_REQUEST,
-            message,
-        )
-    })
-    .into()
+    let condition = conditions::VIRTUAL_MACHINE_UP_TO_DATE;
+    let block = Blocked::new(condition, reason::WAITING_FOR_UPDATE_REQUEST, message);
+    block.until(requeue_after).into()
 }

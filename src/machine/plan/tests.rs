@@ -177,13 +177,8 @@ fn the_paused_condition_also_reports_a_missing_owner() {
             "{}",
             block.message
         );
-        assert!(block.record.is_none() && !block.unblocks_move);
+        assert!(block.record.is_none());
     }
-    // clusterctl moves the machine with its Cluster.
-    let blocking = labelled()
-        .provisioned()
-        .annotated(annotations::BLOCK_MOVE, annotations::BLOCK_MOVE_VALUE);
-    assert!(blocked(late().paused().plan(blocking)).unblocks_move);
 }
 
 #[test]
@@ -573,19 +568,6 @@ fn a_changed_spec_waits_for_the_pending_create_of_the_old_one() {
     assert_eq!(waits(world().seconds_later(20).answered(0), changed()), None);
     assert_eq!(waits(world().seconds_later(20).absent_for(60), changed()), None);
     assert_eq!(waits(world().seconds_later(660), changed()), None);
-}
-
-/// clusterctl pauses a Cluster, and then waits until the annotation is removed.
-#[test]
-fn a_paused_machine_lets_clusterctl_go_on_and_leaves_what_a_user_blocks() {
-    let unblocks_move = |machine: MachineFixture| blocked(world().paused().plan(machine)).unblocks_move;
-    let blocked = |by: &str| machine().provisioned().annotated(annotations::BLOCK_MOVE, by);
-    assert!(unblocks_move(blocked(annotations::BLOCK_MOVE_VALUE)));
-    assert!(unblocks_move(
-        blocked(annotations::BLOCK_MOVE_VALUE).deleted_at(now())
-    ));
-    assert!(!unblocks_move(blocked("true")));
-    assert!(!unblocks_move(machine().provisioned()));
 }
 
 #[test]
