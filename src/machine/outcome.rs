@@ -171,7 +171,7 @@ impl Outcome {
     /// Returns the driver's last known state from a failed call.
     pub fn last_known_state(&self) -> Option<&LastKnownState> {
         match self {
-            Self::Failed(failure) => failure.last_known_state(),
+            Self::Failed(failure) => failure.status.last_known_state(),
             _ => None,
         }
     }
@@ -181,7 +181,9 @@ impl Outcome {
     #[must_use]
     pub fn unless_not_leading(self) -> Self {
         match self {
-            Self::Failed(failure) if failure.is_not_leading() => Self::Waiting(Some(retry::FIRST_BACKOFF)),
+            Self::Failed(failure) if is_not_leader(&failure.status) => {
+                Self::Waiting(Some(retry::FIRST_BACKOFF))
+            }
             other => other,
         }
     }
@@ -322,16 +324,6 @@ impl Failure {
         self.during == OperationType::Create && machine.is_provisioned()
     }
 
-    /// Returns whether the driver could not be reached. This says nothing about the VM.
-    pub fn is_outage(&self) -> bool {
-        self.status.code().is_outage()
-    }
-
-    /// Returns whether the call was not made because this replica is not the leader.
-    pub fn is_not_leading(&self) -> bool {
-        is_not_leader(&self.status)
-    }
-
     /// Returns whether a failed create is final, so the back end will not carry it out later.
     pub fn is_final_for_create(&self) -> bool {
         self.status.is_never_sent()
@@ -364,11 +356,6 @@ impl Failure {
         }
     }
 
-    /// The driver's last known state.
-    pub fn last_known_state(&self) -> Option<&LastKnownState> {
-        self.status.last_known_state()
-    }
-
     /// Returns the wait before the next attempt. `None` means that only a change leads to an attempt.
     ///
     /// # Guarantees
@@ -378,9 +365,8 @@ impl Failure {
     pub fn wait(&self, attempt: u32, jitter: f64) -> Option<Duration> {
         // Jitter only lengthens the requested delay. It keeps machines that failed together from retrying
         // together.
-        let asked = self
-            .requested_delay()
-            .map(|asked| asked.mul_f64(1.0 + LONG_WAIT_JITTER * jitter));
+        let asked = retry::requested_delay(&self.status);
+        let asked = asked.map(|asked| asked.mul_f64(1.0 + LONG_WAIT_JITTER * jitter));
         let backoff = retry::backoff(attempt, jitter);
         match self.disposition.delay() {
             Delay::UntilChange => None,
@@ -392,15 +378,16 @@ impl Failure {
         }
     }
 
-    /// The wait that the driver requests, at most an hour. Zero counts as no request.
-    pub fn requested_delay(&self) -> Option<Duration> {
-        retry::requested_delay(&self.status)
-    }
-
     /// Returns the message for operators: the call, the driver's answer, and how to end the wait if an
     /// operator has to.
     pub fn message(&self) -> String {
-        let said = self.call_and_answer();
+        let answer = self.status.message();
+        let said = match self.operation {
+            // The specification gives the name of the stage (INI-14).
+            Some(Operation::InitializeMachine) => format!("InstanceInitialization: {answer}"),
+            Some(other) => format!("{other}: {answer}"),
+            None => answer.to_owned(),
+        };
         let hint = match self.disposition {
             Disposition::AwaitCapacity if self.during == OperationType::Create => RETRY_NOW_HINT,
             Disposition::Terminal if self.status.code() == Code::AlreadyExists => TAKEN_HINT,
@@ -408,17 +395,6 @@ impl Failure {
             _ => return said,
         };
         format!("{said}; {hint}")
-    }
-
-    fn call_and_answer(&self) -> String {
-        match self.operation {
-            // The specification gives the name of the stage (INI-14).
-            Some(Operation::InitializeMachine) => {
-                format!("InstanceInitialization: {}", self.status.message())
-            }
-            Some(other) => format!("{other}: {}", self.status.message()),
-            None => self.status.message().to_owned(),
-        }
     }
 }
 

@@ -418,7 +418,9 @@ impl Draft<'_> {
                 let code = Code::Unavailable.name();
                 self.mark_false(DRIVER_REACHABLE, code, &message);
             }
-            StableReachability::Reachable if requeue_after.is_none() || !self.is_without_secrets() => {
+            StableReachability::Reachable
+                if requeue_after.is_none() || shown != Some(reason::INVALID_SECRET) =>
+            {
                 self.reachable();
             }
             // The driver is configured again and has reported its capabilities.
@@ -499,12 +501,6 @@ impl Draft<'_> {
         self.up_to_date();
         self.reachable();
         self.succeeded(OperationType::Update, Some(Operation::UpdateMachine));
-    }
-
-    /// Returns whether the status of a running VM reports that unreadable secrets prevent driver calls.
-    fn is_without_secrets(&self) -> bool {
-        conditions::get(&self.status.conditions, DRIVER_REACHABLE)
-            .is_some_and(|shown| shown.reason == reason::INVALID_SECRET)
     }
 
     fn vanished(&mut self, id: &str) {

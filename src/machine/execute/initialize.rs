@@ -56,7 +56,7 @@ pub fn made(machine: cmi_driver::Machine) -> ToInitialize {
 /// Returns a VM that the driver reported as uninitialized. The driver may send its last known state with the
 /// error or with the machine.
 pub fn uninitialized(known: Option<ProviderId>, failure: Failure) -> ToInitialize {
-    let state = failure.last_known_state().cloned();
+    let state = failure.status.last_known_state().cloned();
     let machine = failure.machine;
     let id = machine.as_ref().map(|machine| machine.provider_id.clone());
     let said = machine

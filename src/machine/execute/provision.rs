@@ -10,6 +10,7 @@ use crate::api::conditions::{self, reason};
 use crate::api::identity::{VmEvent, VmState};
 use crate::api::retry::{Call, Disposition, LONG_WAIT, LONG_WAIT_JITTER, MIN_REQUEUE, jitter};
 use crate::api::wall_clock;
+use crate::apiserver::leadership::is_not_leader;
 use crate::driver::failure_domain;
 use crate::machine::outcome::{Blocked, Failure, Outcome};
 use crate::machine::plan::{LOOK_UP_INTERVAL, PendingCreate, Provision};
@@ -161,7 +162,7 @@ impl Executor<'_, '_, '_> {
         failure: &Failure,
     ) -> Result<(), ExecuteError> {
         // The new leader writes the record.
-        if !failure.is_not_leading()
+        if !is_not_leader(&failure.status)
             && let Some(left_something) = left_by_refusal(before, failure)
         {
             let refused = VmEvent::CreateRefused {

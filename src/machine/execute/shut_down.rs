@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::Executor;
 use crate::api::conditions::reason;
 use crate::api::identity::{self, VmEvent, VmRecord};
-use crate::api::retry::{Call, Disposition};
+use crate::api::retry::{self, Call, Disposition};
 use crate::api::wall_clock;
 use crate::apiserver::Error;
 use crate::machine::object::Moves;
@@ -60,7 +60,7 @@ impl Executor<'_, '_, '_> {
                 let failure = Failure::new(Call::ShutDown, status);
                 // The driver is stopping the guest and waits for it to stop.
                 let is_accepted = failure.status.code() == Code::Aborted;
-                self.record_acceptance(failure.last_known_state(), is_accepted.then_some(accepted))
+                self.record_acceptance(failure.status.last_known_state(), is_accepted.then_some(accepted))
                     .await?;
                 Ok(after_shut_down(
                     failure,
@@ -167,8 +167,7 @@ fn after_shut_down(
         return Some(Outcome::Deleting {
             reason: reason::SHUTTING_DOWN,
             message: format!("{}; {deadline}", failure.message()),
-            requeue_after: failure
-                .requested_delay()
+            requeue_after: retry::requested_delay(&failure.status)
                 .map_or(requeue_after, |asked| asked.min(asking.left(now)).max(MIN_PAUSE)),
         });
     }
@@ -195,7 +194,6 @@ fn after_shut_down(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::retry;
     use crate::machine::fixtures::at;
 
     const PACE: Duration = Duration::from_secs(15);

@@ -185,7 +185,7 @@ fn is_new_failure(before: &InfraMachine, failure: &Failure, attempts: u32) -> bo
     // A failed recheck of a provisioned VM writes no last operation. The recorded attempts and
     // DriverReachable show whether the failure is new. A driver outage is reported once, on the InfraCluster.
     if failure.during == OperationType::Create && before.is_provisioned() {
-        if failure.is_outage() {
+        if failure.status.code().is_outage() {
             return false;
         }
         let shown = conditions::get(&status.conditions, conditions::DRIVER_REACHABLE)

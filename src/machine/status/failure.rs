@@ -26,7 +26,7 @@ impl Draft<'_> {
             self.describe(vm);
         }
         let is_recheck = failure.is_recheck_of(self.machine);
-        match (failure.operation, failure.is_outage()) {
+        match (failure.operation, failure.status.code().is_outage()) {
             // The failure says nothing about a running VM, so `Ready` stays.
             (None, _) if is_recheck => self.mark_false(DRIVER_REACHABLE, reason, &message),
             // For a running VM, only a lasting outage is reported, so that one failed call does not write the
@@ -67,17 +67,10 @@ impl Draft<'_> {
         if self.machine.is_provisioned() {
             return;
         }
-        let limit = self
-            .machine
-            .spec
-            .creation_timeout_seconds
-            .unwrap_or(CREATION_TIMEOUT);
-        let age = self
-            .machine
-            .metadata
-            .creation_timestamp
-            .as_ref()
-            .map_or(0, |created| self.now.as_second() - created.0.as_second());
+        let (spec, metadata) = (&self.machine.spec, &self.machine.metadata);
+        let limit = spec.creation_timeout_seconds.unwrap_or(CREATION_TIMEOUT);
+        let created = metadata.creation_timestamp.as_ref();
+        let age = created.map_or(0, |created| self.now.as_second() - created.0.as_second());
         if age > i64::from(limit) {
             let message = format!("not provisioned after {limit} s: {reason}: {message}");
             self.mark_false(READY, reason::CREATION_TIMED_OUT, &message);
