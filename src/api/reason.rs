@@ -332,14 +332,12 @@ const fn of_code(code: Code) -> Reason {
         ),
         Code::Unauthenticated => (
             "The back end does not accept the credentials.",
-            "Put valid credentials of the same account into the Secret, or into the provider's directory. \
-                The provider reads them within 10 minutes, or immediately when an annotation changes.",
+            "Put valid credentials of the same account into the Secret, or into the provider's directory.",
         ),
         Code::PermissionDenied => (
             "The back end does not permit the call with these credentials.",
             "Grant the account the permission in the message, or put other credentials of the same account \
-                into the Secret. The provider retries within 10 minutes, or immediately when an annotation \
-                changes.",
+                into the Secret.",
         ),
         Code::InvalidArgument => (
             "The driver, or its schema, refuses a value of the spec.",
@@ -359,13 +357,11 @@ const fn of_code(code: Code) -> Reason {
         ),
         Code::FailedPrecondition => (
             "The back end is in a state that does not allow the call.",
-            "Resolve the problem in the message at the back end. The provider retries within 10 minutes, or \
-                immediately when an annotation changes.",
+            "Resolve the problem in the message at the back end.",
         ),
         Code::Internal => (
             "The driver or its back end failed with an internal error.",
-            "Check the logs of the driver. The provider retries within 10 minutes, or immediately when an \
-                annotation changes.",
+            "Check the logs of the driver.",
         ),
         Code::DataLoss => (
             "The back end lost or corrupted data of the VM.",
