@@ -276,13 +276,10 @@ impl Failure {
     }
 
     /// Returns the failure of a driver that could not report its capabilities.
-    pub fn capabilities_unknown(during: OperationType, status: Status) -> Self {
-        Self::sorted(
-            Some(Operation::GetPluginCapabilities),
-            during,
-            Disposition::Retry,
-            status,
-        )
+    pub fn capabilities_unknown(during: OperationType, status: &Status) -> Self {
+        let status = Status::new(status.code(), status.message());
+        let operation = Some(Operation::GetPluginCapabilities);
+        Self::sorted(operation, during, Disposition::Retry, status)
     }
 
     /// Returns the failure of a call whose secrets can't be assembled. Secrets are not watched, and a missing

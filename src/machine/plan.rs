@@ -44,7 +44,7 @@ use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::api::wall_clock::{elapsed, remaining};
 use crate::api::{ObjectMetaExt as _, annotations, labels, paused_by};
 use crate::driver::{DriverState, KnownDriver, PERMIT_WAIT, ResolveError};
-use cmi_driver::{ProviderId, ProviderSpec, Status};
+use cmi_driver::{ProviderId, ProviderSpec};
 
 /// Grace period before reporting a state that other controllers usually end.
 const GRACE: Duration = Duration::from_mins(1);
@@ -140,10 +140,11 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
         .as_ref()
         .is_some_and(|record| has_lost_finalizer(machine, record));
     if has_failed_for_good(machine) && !finalizer_missing && !is_changed(observed) {
-        return plan_failed(machine);
+        // Nothing is tried until the spec or an annotation changes. The end of a pause is still reported.
+        return Outcome::Waiting(None).into();
     }
     let Some(cluster) = &observed.cluster else {
-        let why = cluster_is_missing(&owner.spec.cluster_name);
+        let why = format!("Cluster `{}` does not exist", owner.spec.cluster_name);
         return plan_unattended(machine, observed, reason::CLUSTER_NOT_FOUND, &why);
     };
     let Some(cluster_id) = &observed.cluster_id else {
@@ -191,7 +192,9 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
         Ok(DriverState::Unknown(_)) if is_refused_uncalled(machine) => {
             return Outcome::Waiting(Some(PERMIT_WAIT)).into();
         }
-        Ok(DriverState::Unknown(status)) => return capabilities_unknown(OperationType::Create, status),
+        Ok(DriverState::Unknown(status)) => {
+            return Failure::capabilities_unknown(OperationType::Create, status).into();
+        }
         Ok(DriverState::Pending) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
         Err(unresolved) => {
             // An adopting machine gets no record until the driver confirms the VM.
@@ -234,10 +237,6 @@ fn plan_unattended(machine: &InfraMachine, observed: &Observed, reason: &'static
         None => Blocked::new(condition_unattended(machine), reason, message),
     };
     Outcome::Blocked(block).into()
-}
-
-fn cluster_is_missing(name: &str) -> String {
-    format!("Cluster `{name}` does not exist")
 }
 
 /// Returns the condition that shows why a machine is not reconciled. For a running VM, `Ready` stays, because
@@ -312,16 +311,6 @@ fn refers_to_another(machine: &InfraMachine, owner: &Machine) -> Option<String> 
             referred.name
         )
     })
-}
-
-/// Plans a machine whose failureReason is set. Nothing is tried until the spec changes. A `Paused` condition
-/// is still reset.
-fn plan_failed(machine: &InfraMachine) -> Plan {
-    let shown = machine.status.as_ref().map(|status| status.conditions.as_slice());
-    if conditions::is_true(shown.unwrap_or_default(), conditions::PAUSED) {
-        return Outcome::Waiting(None).into();
-    }
-    Outcome::NoOp("failureReason is set: no retry until the spec or an annotation changes").into()
 }
 
 /// Returns the Secret with the bootstrap data once a VM may be created. Otherwise returns the reason to wait
@@ -460,12 +449,6 @@ fn no_driver(machine: &InfraMachine, record: Option<Box<VmRecord>>, unresolved: 
         ..Blocked::new(condition, reason::DRIVER_NOT_CONFIGURED, message).until(LONG_WAIT)
     }
     .into()
-}
-
-/// Returns the outcome for a driver that has never reported its capabilities.
-fn capabilities_unknown(during: OperationType, status: &Status) -> Plan {
-    let status = Status::new(status.code(), status.message());
-    Outcome::Failed(Box::new(Failure::capabilities_unknown(during, status))).into()
 }
 
 /// Returns the condition that shows why no driver is called.

@@ -6,8 +6,8 @@ use jiff::Timestamp;
 
 use super::waits::{deletion_poll_interval, retry_wait};
 use super::{
-    Delete, DriverPlan, GRACE, Observed, PendingCreate, Plan, ShutDown, capabilities_unknown,
-    known_provider_id, no_driver, paused, plan_invalid_record,
+    Delete, DriverPlan, GRACE, Observed, PendingCreate, Plan, ShutDown, known_provider_id, no_driver, paused,
+    plan_invalid_record,
 };
 use crate::api::annotations;
 use crate::api::conditions::{self, reason};
@@ -16,7 +16,7 @@ use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::api::wall_clock::{elapsed, remaining};
 use crate::driver::{DriverState, KnownDriver, PERMIT_WAIT};
 use crate::machine::finalizer::has_finalizer;
-use crate::machine::outcome::{Blocked, Outcome, RemovalReason};
+use crate::machine::outcome::{Blocked, Failure, Outcome, RemovalReason};
 use cmi_driver::Operation;
 
 /// The default grace period of a guest, in seconds.
@@ -61,7 +61,9 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     let refused = record.state == VmState::Refused;
     let driver = match &observed.driver {
         Ok(DriverState::Known(driver)) => driver,
-        Ok(DriverState::Unknown(status)) => return capabilities_unknown(OperationType::Delete, status),
+        Ok(DriverState::Unknown(status)) => {
+            return Failure::capabilities_unknown(OperationType::Delete, status).into();
+        }
         Ok(DriverState::Pending) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
         // The spec was never valid, and no driver is left to report whether anything was made.
         Err(_) if refused => return Outcome::RemoveFinalizer(RemovalReason::NeverCreated).into(),
