@@ -31,8 +31,8 @@ pub struct Execution<'a> {
     _permit: Option<Permit<'a>>,
 }
 
-impl Execution<'_> {
-    fn without_permit(outcome: Outcome) -> Self {
+impl From<Outcome> for Execution<'_> {
+    fn from(outcome: Outcome) -> Self {
         Self {
             outcome,
             _permit: None,
@@ -63,27 +63,29 @@ pub async fn execute<'a>(
         Plan::CallDriver(plan) => plan,
         Plan::Outcome(mut outcome) => {
             write_before(object, &mut outcome).await?;
-            return Ok(Execution::without_permit(outcome));
+            return Ok(outcome.into());
         }
+        // The writes trigger the next reconcile.
         Plan::RestoreFinalizer => {
-            restore_finalizer(object).await?;
-            // This write triggers the next reconcile.
-            return Ok(Execution::without_permit(Outcome::Waiting(None)));
+            object.restore_finalizer().await?;
+            let name = object.name();
+            tracing::warn!(
+                name,
+                "the finalizer of a machine with a VM was removed; added it again"
+            );
+            return Ok(Outcome::Waiting(None).into());
         }
         Plan::ReportInPlaceUpdate => {
             object.record_in_place_update().await?;
-            return Ok(Execution::without_permit(Outcome::Waiting(None)));
+            return Ok(Outcome::Waiting(None).into());
         }
     };
     let Some(driver) = gathered.configured_driver() else {
-        return Ok(Execution::without_permit(Outcome::NoOp(
-            "the machine has no driver",
-        )));
+        return Ok(Outcome::NoOp("the machine has no driver").into());
     };
     let (namespace, waker) = (object.get().metadata.namespace(), ctx.waker(object.get()));
     let Some(mut permit) = driver.try_acquire(plan.priority(), object.uid(), namespace, waker) else {
-        let outcome = ctx.waiting_for_a_permit(object.get(), driver);
-        return Ok(Execution::without_permit(outcome));
+        return Ok(ctx.waiting_for_a_permit(object.get(), driver).into());
     };
     let during = plan.during();
     let mut executor = Executor {
@@ -93,7 +95,7 @@ pub async fn execute<'a>(
     };
     let outcome = match executor.call_driver(plan).await {
         Ok(outcome) => outcome.unless_not_leading(),
-        Err(ExecuteError::Secret(cause)) => Outcome::Failed(Box::new(Failure::no_secrets(during, &cause))),
+        Err(ExecuteError::Secret(cause)) => Failure::no_secrets(during, &cause).into(),
         Err(ExecuteError::Unfinished(error)) => return Err(error),
     };
     Ok(Execution {
@@ -114,15 +116,6 @@ async fn write_before(object: &mut Object<'_>, outcome: &mut Outcome) -> Result<
     if block.condition == conditions::PAUSED {
         object.unblock_move().await?;
     }
-    Ok(())
-}
-
-async fn restore_finalizer(object: &mut Object<'_>) -> Result<(), Error> {
-    object.restore_finalizer().await?;
-    tracing::warn!(
-        name = object.name(),
-        "the finalizer of a machine with a VM was removed; adding it again"
-    );
     Ok(())
 }
 

@@ -30,7 +30,7 @@ use self::deletion::{pending_create, plan_deletion};
 use self::provisioned::plan_provisioned;
 use self::waits::retry_wait;
 use super::adoption::{adopted_tags, given_tags};
-use super::finalizer::{has_finalizer, has_lost_finalizer};
+use super::finalizer::has_finalizer;
 use super::outcome::{Blocked, Failure, Outcome, RetryTrigger};
 use super::runtime_state::{Retry, RuntimeState};
 use crate::admission;
@@ -136,9 +136,9 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
         Ok(record) => record,
         Err(invalid) => return plan_invalid_record(machine, &invalid),
     };
-    let finalizer_missing = record
-        .as_ref()
-        .is_some_and(|record| has_lost_finalizer(machine, record));
+    // A restore from a backup drops finalizers. Deleting such an object would leave the VM behind.
+    let may_have_vm = record.as_ref().is_some_and(|record| record.state.may_exist());
+    let finalizer_missing = may_have_vm && !has_finalizer(machine);
     if has_failed_for_good(machine) && !finalizer_missing && !is_changed(observed) {
         // Nothing is tried until the spec or an annotation changes. The end of a pause is still reported.
         return Outcome::Waiting(None).into();

@@ -480,19 +480,15 @@ impl Draft<'_> {
     /// change expects an effect. Applies to every machine that is not being deleted. Any other problem of the
     /// spec is reported first.
     fn ignored_change(&mut self) {
-        if self.machine.metadata.deletion_timestamp.is_some() {
-            return;
-        }
-        let type_ = VIRTUAL_MACHINE_UP_TO_DATE;
-        let is_shown = conditions::get(&self.status.conditions, type_).is_some_and(|shown| {
+        let shown = conditions::get(&self.status.conditions, VIRTUAL_MACHINE_UP_TO_DATE);
+        let is_shown = shown.is_some_and(|shown| {
             [reason::SECRET_CHANGED, reason::DRIVER_CHANGED].contains(&shown.reason.as_str())
         });
-        let is_up_to_date = conditions::get(&self.status.conditions, type_)
-            .is_none_or(|shown| shown.status == ConditionStatus::True.as_str());
-        match identity::ignored_change(self.machine) {
-            Some(_) if is_shown || is_up_to_date => self.up_to_date(),
-            None if is_shown => self.up_to_date(),
-            Some(_) | None => {}
+        let is_up_to_date = shown.is_none_or(|shown| shown.status == ConditionStatus::True.as_str());
+        let has_changed = identity::ignored_change(self.machine).is_some();
+        let is_deleted = self.machine.metadata.deletion_timestamp.is_some();
+        if !is_deleted && (is_shown || has_changed && is_up_to_date) {
+            self.up_to_date();
         }
     }
 

@@ -38,19 +38,16 @@ impl Executor<'_, '_, '_> {
         let answer = self.object.awaiting(Operation::ShutDownMachine, call).await;
         let answered = wall_clock::now();
         let accepted = asking.accepted.unwrap_or(answered);
-        let deadline = &deadline_of(accepted, asking.grace);
+        let guest = Guest::new(asking, accepted, plan.requeue_after);
         match answer {
             Ok(response) => {
-                let vm = if self
-                    .permit
-                    .known_capabilities()
-                    .supports(Operation::GetMachineStatus)
-                {
+                let capabilities = self.permit.known_capabilities();
+                let vm = if capabilities.supports(Operation::GetMachineStatus) {
                     Some(self.read(plan.provider_id.as_ref(), class).await)
                 } else {
                     None
                 };
-                let outcome = after_acceptance(vm, deadline, plan.requeue_after);
+                let outcome = guest.after_acceptance(vm);
                 let waits = outcome.is_some();
                 self.record_acceptance(response.last_known_state.as_ref(), waits.then_some(accepted))
                     .await?;
@@ -62,13 +59,7 @@ impl Executor<'_, '_, '_> {
                 let is_accepted = failure.status.code() == Code::Aborted;
                 self.record_acceptance(failure.status.last_known_state(), is_accepted.then_some(accepted))
                     .await?;
-                Ok(after_shut_down(
-                    failure,
-                    asking,
-                    deadline,
-                    answered,
-                    plan.requeue_after,
-                ))
+                Ok(guest.after_failure(failure, answered))
             }
         }
     }
@@ -93,102 +84,103 @@ impl Executor<'_, '_, '_> {
     }
 }
 
-/// Returns the end of the grace period as a message.
-fn deadline_of(accepted: Timestamp, grace: Duration) -> String {
-    let deadline = accepted.checked_add(grace).unwrap_or(Timestamp::MAX);
-    format!("the VM is deleted at {deadline:.0} at the latest")
-}
-
-/// Returns the outcome for a guest that has stopped or is stopping. Returns `None` when the VM may be
-/// deleted. OK of a shut-down means either (CMI-127), and a guest that is still stopping needs its grace
-/// period. Without a visible power state, the guest gets its full grace period.
-fn after_acceptance(
-    answer: Option<cmi_driver::Result<Machine>>,
-    deadline: &str,
-    requeue_after: Duration,
-) -> Option<Outcome> {
-    let power = match answer {
-        None => None,
-        Some(Ok(machine)) => machine.power_state,
-        Some(Err(status)) => match status.machine() {
-            Some(machine) => machine.power_state,
-            None => return unobserved(status, deadline, requeue_after),
-        },
-    };
-    match power {
-        Some(PowerState::Stopped | PowerState::Failed) => None,
-        Some(power @ (PowerState::Starting | PowerState::Running | PowerState::Stopping)) => {
-            let observation = format!("its VM is {}", power.name());
-            Some(shutting_down(&observation, deadline, requeue_after))
-        }
-        None => Some(shutting_down(
-            "the driver reports no power state",
-            deadline,
-            requeue_after,
-        )),
-    }
-}
-
-/// Returns the outcome when the VM can't be read after its guest accepted to stop. A missing VM needs no
-/// grace period.
-fn unobserved(status: Status, deadline: &str, requeue_after: Duration) -> Option<Outcome> {
-    let message = format!("cannot read whether the guest has stopped: {}", status.message());
-    let failure = Failure::new(Call::ShutDown, status.with_message(message));
-    match (failure.disposition, failure.status.code()) {
-        (Disposition::Delete, Code::NotFound) => None,
-        (Disposition::Delete, _) => Some(shutting_down(failure.status.message(), deadline, requeue_after)),
-        _ => Some(Outcome::Failed(Box::new(failure))),
-    }
-}
-
-fn shutting_down(observation: &str, deadline: &str, requeue_after: Duration) -> Outcome {
-    Outcome::Deleting {
-        reason: reason::SHUTTING_DOWN,
-        message: format!("the guest accepted the shutdown, and {observation}; {deadline}"),
-        requeue_after,
-    }
-}
-
-/// Returns the outcome of a failed shut-down, and `None` when the VM may be deleted. `requeue_after` is the
-/// wait if the driver requests none. The wait never exceeds the grace period.
-fn after_shut_down(
-    mut failure: Failure,
+/// A guest that was asked to stop.
+struct Guest {
     asking: ShutDown,
-    deadline: &str,
-    now: Timestamp,
+    /// The end of the grace period, as a message.
+    deadline: String,
+    /// When to check again, if the driver requests no time.
     requeue_after: Duration,
-) -> Option<Outcome> {
-    if failure.disposition == Disposition::Delete {
-        tracing::info!(code = %failure.status.code(), "the driver cannot shut down the guest; deleting its \
-            VM");
-        return None;
+}
+
+impl Guest {
+    fn new(asking: ShutDown, accepted: Timestamp, requeue_after: Duration) -> Self {
+        let deadline = accepted.checked_add(asking.grace).unwrap_or(Timestamp::MAX);
+        Self {
+            asking,
+            deadline: format!("the VM is deleted at {deadline:.0} at the latest"),
+            requeue_after,
+        }
     }
-    if failure.status.code() == Code::Aborted {
-        return Some(Outcome::Deleting {
+
+    /// Returns the outcome for a guest that has stopped or is stopping. Returns `None` when the VM may be
+    /// deleted. OK of a shut-down means either (CMI-127), and a guest that is still stopping needs its grace
+    /// period. Without a visible power state, the guest gets its full grace period.
+    fn after_acceptance(&self, answer: Option<cmi_driver::Result<Machine>>) -> Option<Outcome> {
+        let power = match answer {
+            None => None,
+            Some(Ok(machine)) => machine.power_state,
+            Some(Err(status)) => match status.machine() {
+                Some(machine) => machine.power_state,
+                None => return self.unobserved(status),
+            },
+        };
+        match power {
+            Some(PowerState::Stopped | PowerState::Failed) => None,
+            Some(power @ (PowerState::Starting | PowerState::Running | PowerState::Stopping)) => {
+                Some(self.stopping(&format!("its VM is {}", power.name())))
+            }
+            None => Some(self.stopping("the driver reports no power state")),
+        }
+    }
+
+    /// Returns the outcome when the VM can't be read after its guest accepted to stop. A missing VM needs no
+    /// grace period.
+    fn unobserved(&self, status: Status) -> Option<Outcome> {
+        let message = format!("cannot read whether the guest has stopped: {}", status.message());
+        let failure = Failure::new(Call::ShutDown, status.with_message(message));
+        match (failure.disposition, failure.status.code()) {
+            (Disposition::Delete, Code::NotFound) => None,
+            (Disposition::Delete, _) => Some(self.stopping(failure.status.message())),
+            _ => Some(failure.into()),
+        }
+    }
+
+    fn stopping(&self, observation: &str) -> Outcome {
+        Outcome::Deleting {
             reason: reason::SHUTTING_DOWN,
-            message: format!("{}; {deadline}", failure.message()),
-            requeue_after: retry::requested_delay(&failure.status)
-                .map_or(requeue_after, |asked| asked.min(asking.left(now)).max(MIN_PAUSE)),
-        });
+            message: format!(
+                "the guest accepted the shutdown, and {observation}; {}",
+                self.deadline
+            ),
+            requeue_after: self.requeue_after,
+        }
     }
-    // A driver that can't be reached can't delete the VM either.
-    if asking.last_try && !failure.status.is_never_sent() {
-        tracing::warn!(
-            code = %failure.status.code(),
-            "shutdown failed too often; deleting the VM"
-        );
-        return None;
+
+    /// Returns the outcome of a failed shut-down, and `None` when the VM may be deleted. The wait never
+    /// exceeds the grace period.
+    fn after_failure(self, mut failure: Failure, now: Timestamp) -> Option<Outcome> {
+        let (asking, code) = (self.asking, failure.status.code());
+        if failure.disposition == Disposition::Delete {
+            tracing::info!(%code, "the driver cannot shut down the guest; deleting its VM");
+            return None;
+        }
+        if code == Code::Aborted {
+            let requested = retry::requested_delay(&failure.status);
+            return Some(Outcome::Deleting {
+                reason: reason::SHUTTING_DOWN,
+                message: format!("{}; {}", failure.message(), self.deadline),
+                requeue_after: requested.map_or(self.requeue_after, |requested| {
+                    requested.min(asking.left(now)).max(MIN_PAUSE)
+                }),
+            });
+        }
+        // A driver that can't be reached can't delete the VM either.
+        if asking.last_try && !failure.status.is_never_sent() {
+            tracing::warn!(%code, "shutdown failed too often; deleting the VM");
+            return None;
+        }
+        let ends = match asking.accepted {
+            Some(_) => self.deadline,
+            None => format!(
+                "after {SHUT_DOWN_TRIES} failures in a row and {} s, the VM is deleted without a shutdown",
+                asking.grace.as_secs()
+            ),
+        };
+        let message = format!("{}; {ends}", failure.status.message());
+        failure.status = failure.status.with_message(message);
+        Some(failure.into())
     }
-    let ends = match asking.accepted {
-        Some(_) => deadline.to_owned(),
-        None => format!(
-            "after {SHUT_DOWN_TRIES} failures in a row and {} s, the VM is deleted without a shutdown",
-            asking.grace.as_secs()
-        ),
-    };
-    let message = format!("{}; {ends}", failure.status.message());
-    failure.status = failure.status.with_message(message);
-    Some(Outcome::Failed(Box::new(failure)))
 }
 
 #[cfg(test)]
@@ -206,18 +198,16 @@ mod tests {
         }
     }
 
-    fn deadline() -> String {
-        deadline_of(at(0), Duration::from_mins(1))
+    fn guest(asking: ShutDown) -> Guest {
+        Guest::new(asking, at(0), PACE)
     }
 
     fn after(status: Status) -> Option<Outcome> {
-        after_shut_down(
-            Failure::new(Call::ShutDown, status),
-            asking(None, false),
-            &deadline(),
-            at(0),
-            PACE,
-        )
+        guest(asking(None, false)).after_failure(Failure::new(Call::ShutDown, status), at(0))
+    }
+
+    fn after_acceptance(answer: Option<cmi_driver::Result<Machine>>) -> Option<Outcome> {
+        guest(asking(None, false)).after_acceptance(answer)
     }
 
     #[track_caller]
@@ -246,7 +236,7 @@ mod tests {
         let requeue_after = |seconds: i64, accepted: Option<Timestamp>| {
             let status = Status::new(Code::Aborted, "stopping").with_retry_after(Duration::from_hours(1));
             let failure = Failure::new(Call::ShutDown, status);
-            match after_shut_down(failure, asking(accepted, false), &deadline(), at(seconds), PACE) {
+            match guest(asking(accepted, false)).after_failure(failure, at(seconds)) {
                 Some(Outcome::Deleting { requeue_after, .. }) => requeue_after.as_secs(),
                 other => panic!("{other:?}"),
             }
@@ -288,7 +278,7 @@ mod tests {
         let denied = Some(Err(Status::new(Code::PermissionDenied, "no")));
         for answer in answers.chain([None, denied]) {
             let text = format!("{answer:?}");
-            let outcome = after_acceptance(answer, &deadline(), PACE);
+            let outcome = after_acceptance(answer);
             assert!(
                 matches!(
                     outcome,
@@ -312,13 +302,13 @@ mod tests {
     fn a_guest_that_is_stopped_or_gone_is_deleted_now() {
         for power in [PowerState::Stopped, PowerState::Failed] {
             let answer = Some(Ok(vm(Some(power))));
-            assert!(after_acceptance(answer, &deadline(), PACE).is_none(), "{power:?}");
+            assert!(after_acceptance(answer).is_none(), "{power:?}");
         }
         let gone = Status::new(Code::NotFound, "there is none");
-        assert!(after_acceptance(Some(Err(gone)), &deadline(), PACE).is_none());
+        assert!(after_acceptance(Some(Err(gone))).is_none());
         let outage = Status::new(Code::Unavailable, "it can't be reached");
         assert!(matches!(
-            after_acceptance(Some(Err(outage)), &deadline(), PACE),
+            after_acceptance(Some(Err(outage))),
             Some(Outcome::Failed(_))
         ));
     }
@@ -338,19 +328,19 @@ mod tests {
         assert!(
             message(after(Status::new(Code::Unavailable, "down"))).contains("4 failures in a row and 60 s")
         );
-        assert!(after_shut_down(unavailable(), last, &deadline(), at(0), PACE).is_none());
+        assert!(guest(last).after_failure(unavailable(), at(0)).is_none());
         let mut never_sent = unavailable();
         never_sent.status = never_sent.status.with_never_sent();
         assert!(
             matches!(
-                after_shut_down(never_sent, last, &deadline(), at(0), PACE),
+                guest(last).after_failure(never_sent, at(0)),
                 Some(Outcome::Failed(_))
             ),
             "a driver that can't be reached was not asked"
         );
         let stopping = Failure::new(Call::ShutDown, Status::new(Code::Aborted, "stopping"));
         assert!(
-            after_shut_down(stopping, last, &deadline(), at(0), PACE).is_some(),
+            guest(last).after_failure(stopping, at(0)).is_some(),
             "it has its time"
         );
     }

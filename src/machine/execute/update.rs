@@ -3,12 +3,12 @@
 use super::{ExecuteError, Executor};
 use crate::api::identity::{self, VmEvent, VmRecord};
 use crate::api::retry::Call;
-use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, OperationState, OperationType};
 use crate::api::wall_clock;
 use crate::driver::VM_LOCK_WAIT;
 use crate::machine::object::Moves;
 use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::Update;
+use crate::machine::status::in_progress;
 use cmi_driver::{MachineRef, Operation, ProviderSpec, UpdateMachineRequest};
 
 impl Executor<'_, '_, '_> {
@@ -25,7 +25,7 @@ impl Executor<'_, '_, '_> {
             return Ok(Outcome::Waiting(Some(VM_LOCK_WAIT)));
         };
         self.object.record_update().await?;
-        let announced = announced(self.object.get());
+        let announced = in_progress(self.object.get(), Operation::UpdateMachine, wall_clock::now());
         self.object.patch_status(announced).await?;
         let request = UpdateMachineRequest {
             machine: MachineRef::new(self.object.name(), class),
@@ -51,25 +51,4 @@ fn updated(mut record: VmRecord, wanted: &ProviderSpec) -> VmRecord {
         made.provider_spec.clone_from(wanted);
     }
     record.after(VmEvent::UpdateDone)
-}
-
-/// Returns the status of a machine whose update begins. The status is unchanged if the update has already
-/// begun.
-fn announced(machine: &InfraMachine) -> InfraMachineStatus {
-    let mut status = machine.status.clone().unwrap_or_default();
-    if status
-        .last_operation
-        .as_ref()
-        .is_some_and(|last| last.type_ == OperationType::Update && last.state != OperationState::Successful)
-    {
-        return status;
-    }
-    let name = Some(Operation::UpdateMachine.name());
-    status.last_operation = Some(LastOperation::new(
-        OperationType::Update,
-        OperationState::Processing,
-        name,
-        wall_clock::now(),
-    ));
-    status
 }

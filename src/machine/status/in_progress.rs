@@ -8,17 +8,17 @@ use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, LastOperation, Oper
 use cmi_driver::Operation;
 
 /// Returns the status of a machine with a long call that started at `since`. The status is unchanged if it
-/// shows an earlier failure or this call, or if the call is about a running VM.
+/// shows an earlier failure or this call, or if the call only reads a running VM.
 pub fn in_progress(machine: &InfraMachine, operation: Operation, since: Timestamp) -> InfraMachineStatus {
     let mut draft = Draft {
         machine,
         status: machine.status.clone().unwrap_or_default(),
         now: since,
     };
-    let during = if machine.metadata.deletion_timestamp.is_some() {
-        OperationType::Delete
-    } else {
-        OperationType::Create
+    let during = match operation {
+        _ if machine.metadata.deletion_timestamp.is_some() => OperationType::Delete,
+        Operation::UpdateMachine => OperationType::Update,
+        _ => OperationType::Create,
     };
     let last = draft
         .status
@@ -43,6 +43,7 @@ pub fn in_progress(machine: &InfraMachine, operation: Operation, since: Timestam
             draft.deleting(reason::SHUTTING_DOWN, &message);
         }
         (OperationType::Delete, _) => draft.deleting(reason::DELETING, &message),
+        (OperationType::Update, _) => {}
         (_, Operation::InitializeMachine) => {
             draft.mark_true(VIRTUAL_MACHINE_CREATED, reason::CREATED);
             draft.mark_false(VIRTUAL_MACHINE_INITIALIZED, reason::INITIALIZING, &message);
