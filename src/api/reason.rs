@@ -10,9 +10,9 @@ use cmi_driver::Code;
 pub struct Reason {
     /// The name, as conditions and events have it.
     pub name: &'static str,
-    /// What happened, in one sentence.
+    /// The cause, in one sentence.
     pub cause: &'static str,
-    /// What to do, in one or two sentences; `None` where nothing is to be done.
+    /// The remedy, in one or two sentences; `None` where nothing is to be done.
     pub remedy: Option<&'static str>,
 }
 

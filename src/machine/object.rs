@@ -129,13 +129,6 @@ impl<'a> Object<'a> {
             .await
     }
 
-    /// Records that no VM exists, after the only create ended without making a VM.
-    pub async fn record_refusal(&mut self, refused: VmEvent) -> Result<(), Error> {
-        let action = "recording that no VM was created";
-        self.change_record(action, |record| record.after(refused), Moves::Unblocked, None)
-            .await
-    }
-
     /// Unblocks `clusterctl move` if this provider has blocked it.
     pub async fn unblock_move(&mut self) -> Result<(), Error> {
         let annotations = self.move_annotation(Moves::Unblocked).into_iter().collect();

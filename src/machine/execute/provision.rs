@@ -7,11 +7,12 @@ use super::initialize::{made, uninitialized};
 use super::look_up::LookUpResult;
 use super::{ExecuteError, Executor};
 use crate::api::conditions::{self, reason};
-use crate::api::identity::{VmEvent, VmState};
+use crate::api::identity::{VmEvent, VmRecord, VmState};
 use crate::api::retry::{Call, Disposition, LONG_WAIT, LONG_WAIT_JITTER, MIN_REQUEUE, jitter};
 use crate::api::wall_clock;
 use crate::apiserver::leadership::is_not_leader;
 use crate::driver::failure_domain;
+use crate::machine::object::Moves;
 use crate::machine::outcome::{Blocked, Failure, Outcome};
 use crate::machine::plan::{LOOK_UP_INTERVAL, PendingCreate, Provision};
 use cmi_driver::{Code, CreateMachineRequest, MachineClass, MachineRef, Operation};
@@ -169,7 +170,11 @@ impl Executor<'_, '_, '_> {
                 issued,
                 left_something,
             };
-            self.object.record_refusal(refused).await?;
+            let action = "recording that no VM was created";
+            let change = |record: VmRecord| record.after(refused);
+            self.object
+                .change_record(action, change, Moves::Unblocked, None)
+                .await?;
         }
         Ok(())
     }

@@ -69,7 +69,9 @@ async fn a_refusal_reverts_only_its_own_create_and_unblocks_a_move() {
             issued: at(issued),
             left_something: true,
         };
-        object.record_refusal(refused).await.unwrap();
+        let change = |record: VmRecord| record.after(refused);
+        let written = object.change_record("testing", change, Moves::Unblocked, None);
+        written.await.unwrap();
         let record = identity::record(&server.object()).unwrap();
         assert_eq!(record.state.name(), left);
         assert_eq!(server.annotation(annotations::BLOCK_MOVE), None);

@@ -365,7 +365,7 @@ fn warnings(list: &Value, kind: Kind, name: &str) -> Result<BTreeSet<(String, St
         .collect())
 }
 
-/// The log's warnings about an object: message, code and condition.
+/// Returns the warnings of the log about an object, with their code.
 fn lines_of(log: &str, kind: Kind, name: &str) -> BTreeSet<String> {
     let about = |line: &str| {
         let mut marks = kind.fields().iter().map(|field| format!(" {field}=\"{name}\""));
