@@ -99,7 +99,7 @@ pub fn is_unsettled(machine: &InfraMachine) -> bool {
     })
 }
 
-/// How long a new VM is polled for its first IP address. From then on, lists find it.
+/// How long a new VM is polled for its first IP address. After this time, lists find the address.
 const FIRST_ADDRESS_WITHIN: Duration = Duration::from_mins(15);
 
 /// Returns the interval for polling a VM for its first IP address: the time since its creation, between 2 and
