@@ -80,19 +80,19 @@ func (f *fake) Start(_ context.Context, vm *VM) error {
 	return nil
 }
 
-// log is a log that several goroutines write.
-type log struct {
+// sharedLog is a log that several goroutines write.
+type sharedLog struct {
 	mutex sync.Mutex
 	text  bytes.Buffer
 }
 
-func (l *log) Write(text []byte) (int, error) {
+func (l *sharedLog) Write(text []byte) (int, error) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
 	return l.text.Write(text)
 }
 
-func (l *log) String() string {
+func (l *sharedLog) String() string {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
 	return l.text.String()
@@ -103,7 +103,7 @@ type served struct {
 	connection *grpc.ClientConn
 	machines   cmiv1.MachineClient
 	extension  capcmiv1.MachineExtensionClient
-	log        *log
+	log        *sharedLog
 	stop       context.CancelFunc
 	ended      chan error
 }
@@ -122,7 +122,7 @@ func serveAt(
 	t *testing.T, backend Backend[noFields], options Options, security credentials.TransportCredentials,
 ) *served {
 	t.Helper()
-	s := &served{log: &log{}, ended: make(chan error, 1)}
+	s := &served{log: &sharedLog{}, ended: make(chan error, 1)}
 	options.Logger = slog.New(slog.NewTextHandler(s.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	ctx, stop := context.WithCancel(t.Context())
 	s.stop = stop
