@@ -288,10 +288,9 @@ async fn flux_accepts_the_example_of_the_gitops_page() -> Result<()> {
 fn rules_of_the_contract_name_functions_of_the_go_kit() -> Result<()> {
     let page = fs::read_to_string(repository().join("docs/drivers/contract.md"))?;
     let mut seen = 0;
-    let links = between(&page, "[`", ")").filter(|link| link.ends_with(".go"));
-    for link in links {
+    for link in between(&page, "[`", ")").filter_map(|link| link.strip_suffix(".go")) {
         let (name, path) = link.split_once("`](../../").context("a link has no path")?;
-        let path = repository().join(path);
+        let path = repository().join(format!("{path}.go"));
         let source = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         let found = [
             format!("func {name}("),

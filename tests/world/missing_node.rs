@@ -9,7 +9,7 @@ use capcmi::manager::ControllerOptions;
 use cmi_driver::Operation;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::events::v1::Event;
-use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -42,7 +42,7 @@ async fn the_condition_follows_the_cause_until_the_node_is_there() -> Result<()>
         .spec
         .provider_id
         .context("no providerID")?;
-    sleep(BOOTSTRAP - SHORT).await;
+    sleep(BOOTSTRAP.saturating_sub(SHORT)).await;
     ensure!(
         condition(&machine.get().await?, NODE_JOINED).is_none(),
         "too early"
@@ -189,7 +189,7 @@ async fn the_console_is_shown_without_secrets_or_not_at_all() -> Result<()> {
         machine.provisioned().await?;
     }
     objects(&world, "", "v1", "Secret")
-        .delete("boot-gone", &Default::default())
+        .delete("boot-gone", &DeleteParams::default())
         .await?;
 
     let shown = reported(&scrubbed, "InvalidKubeconfig").await?;
