@@ -62,7 +62,7 @@ async fn a_machine_without_quota_is_explained_wherever_operators_look() -> Resul
         "WARN",
         "simulated",
         "ResourceExhausted",
-        "VirtualMachineCreated",
+        "CreateMachine",
         "quota of 1",
         "next_try=\"20",
     ] {

@@ -10,7 +10,7 @@ machine_controller_manager=v0.62.1
 helm=v3.21.4
 cluster_api_operator=v0.29.0
 flux=v1.9.6
-# The last release whose programs are part of its main module: those of later ones are in modules that nobody serves.
+# The last release whose programs are part of its main module.
 cert_manager=v1.11.5
 cli_utils=v1.2.3
 gopher_lua=v1.1.1
