@@ -69,6 +69,6 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
                         GetMachineStatus does";
     "CAP-38"     Must   "The last segment of a provider ID, after the last `/`, identifies the VM: the \
                         cluster autoscaler knows a machine by it";
-    "CAP-39"     Must   "A VM is created in a failure domain with room, unless the machine names one; a \
+    "CAP-39"     Should "A VM is created in a failure domain with room, unless the machine names one; a \
                         named failure domain without room is RESOURCE_EXHAUSTED";
 };
