@@ -23,16 +23,16 @@ pub enum DriverKind {
     Simulated,
     /// The driver for hosts with libvirt. Its VMs boot on this computer.
     Libvirt,
-    /// The one of system containers on this computer: a whole Cluster. Needs root.
+    /// The driver for system containers on this computer. They form a whole Cluster. Needs root.
     Container,
 }
 
 /// A driver whose machines join a control plane that is a stand-in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StandInDriver {
-    /// As [`DriverKind::Simulated`].
+    /// See [`DriverKind::Simulated`].
     Simulated,
-    /// As [`DriverKind::Libvirt`].
+    /// See [`DriverKind::Libvirt`].
     Libvirt,
 }
 

@@ -41,9 +41,9 @@ struct Provider {
     name: &'static str,
     namespace: &'static str,
     service_account: &'static str,
-    /// The role that it is bound to, where that is aggregated.
+    /// The aggregated role that the provider is bound to, if any.
     aggregated_role: Option<&'static str>,
-    /// Flags of its own.
+    /// Flags that only this provider has.
     flags: &'static [&'static str],
 }
 
@@ -60,7 +60,7 @@ const CONTROL_PLANE: Provider = Provider {
     namespace: "capi-kubeadm-control-plane-system",
     service_account: "capi-kubeadm-control-plane-manager",
     aggregated_role: Some("capi-kubeadm-control-plane-aggregated-manager-role"),
-    // Every look at a lost member of etcd takes so long: 10 and 15 s by default.
+    // The timeouts of a call to a lost member of etcd. The defaults are 10 and 15 s.
     flags: &[
         "--etcd-dial-timeout-duration=3s",
         "--etcd-call-timeout-duration=5s",
@@ -68,11 +68,11 @@ const CONTROL_PLANE: Provider = Provider {
 };
 
 impl KubeadmProviders {
-    /// Builds the programs of both providers and of a management cluster where they are missing. With them,
-    /// no start needs the network.
+    /// Builds the missing programs of both providers and of a management cluster. A later start needs no
+    /// network.
     ///
     /// # Errors
-    /// When one can't be built.
+    /// A program can't be built.
     pub async fn build() -> Result<()> {
         let programs = Programs::find().await?;
         KubeadmProgram::bootstrap(&programs).await?;
@@ -84,7 +84,7 @@ impl KubeadmProviders {
     /// if necessary. They watch one namespace, and their webhooks apply only to writes in that namespace.
     ///
     /// # Errors
-    /// When one can't be built, installed or started.
+    /// A program can't be built, installed or started.
     pub async fn start(management: &ManagementCluster, namespace: &str) -> Result<Self> {
         let programs = management.programs();
         let bootstrap = KubeadmProgram::bootstrap(programs).await?;
@@ -155,7 +155,7 @@ fn for_namespace(mut registration: Value, namespace: &str) -> Value {
     registration
 }
 
-/// The API server takes note of a registration some time after it was written.
+/// The API server applies a registration some time after it was written.
 async fn wait_until_in_effect(client: &Client, namespace: &str) -> Result<()> {
     let kind = GroupVersionKind::gvk("controlplane.cluster.x-k8s.io", "v1beta2", "KubeadmControlPlane");
     let resource = ApiResource::from_gvk(&kind);

@@ -4,8 +4,7 @@ use crate::markdown;
 use capcmi::api::retry::{Call, Disposition, disposition};
 use cmi_driver::Code;
 
-/// The calls until a VM is up. Together with the groups below, every call is in one table, and no table is
-/// too wide to be read.
+/// The calls until a VM is up. Each call is in one of these groups, and each group has its table.
 pub(crate) const WAY_UP: &[Call] = &[
     Call::LookUp,
     Call::Create,
@@ -13,7 +12,7 @@ pub(crate) const WAY_UP: &[Call] = &[
     Call::Initialize,
     Call::FinishInitialization,
 ];
-/// The calls in place of a look-up, where a driver lists and can't look up.
+/// The calls that replace a look-up for a driver that can only list.
 pub(crate) const LISTS: &[Call] = &[Call::List, Call::ListAgain, Call::ListAfterDelete];
 /// The calls about a VM that is up.
 pub(crate) const UP: &[Call] = &[Call::Refresh, Call::Update, Call::Restart];
@@ -154,7 +153,7 @@ const fn explanation(disposition: Disposition) -> Explanation {
     }
 }
 
-/// Returns a call in words.
+/// Describes a call.
 fn description(call: Call) -> String {
     let operation = call.operation();
     match call {

@@ -1,4 +1,4 @@
-//! The template from which Cluster API creates InfraMachines.
+//! The template of the InfraMachines that Cluster API creates.
 
 use std::collections::BTreeMap;
 

@@ -112,10 +112,9 @@ impl Survey {
     /// Returns the machine's VM.
     ///
     /// # Errors
-    /// - OUT_OF_RANGE: there are several VMs.
-    /// - FAILED_PRECONDITION: a domain may be the machine's.
-    /// - NOT_FOUND: every host that may have the VM has reported that it does not exist.
-    /// - Otherwise the error of the host that did not answer.
+    /// OUT_OF_RANGE: there are several VMs. FAILED_PRECONDITION: a domain may be the machine's. NOT_FOUND:
+    /// every host that may have the VM has answered that it does not exist. In all other cases, the error of
+    /// a host that did not answer.
     pub fn one(self, asked: &MachineCall) -> Result<Found> {
         let ids = self.ids();
         let mut found = self.found.into_iter();
@@ -131,9 +130,9 @@ impl Survey {
     /// Returns the host that already has the machine, or `None` if the machine may be created.
     ///
     /// # Errors
-    /// - FAILED_PRECONDITION: there are several VMs.
-    /// - ALREADY_EXISTS: a domain belongs to another machine object, or may be the machine's.
-    /// - Otherwise the error of a host that may have the VM and did not answer.
+    /// FAILED_PRECONDITION: there are several VMs. ALREADY_EXISTS: a domain belongs to another machine
+    /// object, or may be the machine's. In all other cases, the error of a host that may have the VM and did
+    /// not answer.
     pub fn for_create(self, key: &MachineKey, possible: &PossibleHosts) -> Result<Option<String>> {
         let ids = self.ids();
         if self.found.len() > 1 {

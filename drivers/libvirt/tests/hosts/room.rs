@@ -124,7 +124,7 @@ async fn without_a_failure_domain_the_host_with_far_more_memory_is_chosen() -> R
     Ok(())
 }
 
-/// Verifies the image, because concurrent creates are refused while one of them verifies it.
+/// Verifies the image. Otherwise the first create verifies it, and the driver refuses the other creates.
 async fn create_warms_up(driver: &LibvirtDriver, machine: &MachineRef) -> Result<()> {
     create(driver, machine).await?;
     Ok(delete(driver, machine, None).await?)
