@@ -34,10 +34,11 @@ record-quickstart: ## Record `make quickstart` in a terminal, as docs/images/qui
 	python3 hack/record-quickstart.py
 
 .PHONY: generate
-generate: ## Write config/crd, config/rbac, config/policy, the roles in config/components, the tables of the documentation and sdk/go/gen from the code.
+generate: ## Write config/crd, config/rbac, config/policy, the roles in config/components, the tables of the documentation and the generated code of both kits.
 	$(CARGO) run -q --bin capcmi -- manifests --write config
 	$(CARGO) run -q -p xtask -- docs README.md docs
 	sdk/go/generate.sh
+	sdk/python/generate.sh
 
 .PHONY: record-failures
 record-failures: ## Cause and record every failure of docs/reference/failures.md; then `make generate`.
@@ -95,11 +96,12 @@ test-all: test-python test-go ## Run everything but e2e-libvirt: long cases, a w
 	$(MAKE) test-container test-cluster test-shipped test-quickstart-container test-libvirt bench-counts fuzz
 
 # The first time it makes a virtual environment in the user's cache folder.
-IN_PYTHON = cd examples/drivers/python && "$$(./environment.sh)/bin/python" -m
+IN_PYTHON = cd examples/drivers/python && python="$$(./environment.sh)/bin/python" &&
 
+# The tests in Rust run the conformance suite against the kit.
 .PHONY: test-python
-test-python: ## Run the tests of the Python drivers alone.
-	$(IN_PYTHON) pytest
+test-python: ## Run the tests of the kit for drivers in Python and of the Python drivers alone.
+	$(IN_PYTHON) "$$python" -m pytest ../../../sdk/python && "$$python" -m pytest
 
 # The race detector needs a C compiler. The tests in Rust run the conformance suite against the kit.
 .PHONY: test-go
@@ -180,10 +182,15 @@ test-quickstart-container: ## Bring up the cluster of `make quickstart DRIVER=co
 	@DRIVER=container CARGO='$(CARGO)' MAKE_VERSION='$(MAKE_VERSION)' hack/quickstart.sh --plain
 	@! ip link show dev capcmi-qs1 2>/dev/null && ! pgrep -af '[c]apcmi/quickstart/state'
 
+PYTHON_SOURCES = sdk/python examples/drivers/python
+PYTHON_TYPED = examples/drivers/python/minimal/driver.py
+
 .PHONY: lint-python
-lint-python: ## Check format and lints of the Python drivers.
-	$(IN_PYTHON) ruff format --check .
-	$(IN_PYTHON) ruff check .
+lint-python: ## Check format, lints, types and generated code of the kit and the drivers in Python.
+	sdk/python/generate.sh check
+	$(IN_PYTHON) cd ../../.. && "$$python" -m ruff format --check $(PYTHON_SOURCES) && "$$python" -m ruff check $(PYTHON_SOURCES)
+	$(IN_PYTHON) cd ../../../sdk/python && "$$python" -m mypy && for driver in $(PYTHON_TYPED); do \
+	"$$python" -m mypy $(CURDIR)/$$driver || exit 1; done
 
 .PHONY: lint-go
 lint-go: ## Check format, lints and generated code of the kit and the driver in Go.

@@ -21,7 +21,7 @@ pub use self::{
     install::{definitions, install, permitted},
     program::program,
     provider::{Launch, Launched, NAMESPACE, SERVICE_ACCOUNT, free_address, service_account},
-    python::{Ec2, Ec2Guest, Python, python_drivers},
+    python::{Ec2, Ec2Guest, Python, python_drivers, python_kit},
     release::make_release,
     seeded::{Seed, seeded_guests},
 };

@@ -41,6 +41,11 @@ pub fn python_drivers() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/drivers/python")
 }
 
+/// The sources of the kit for drivers in Python, which are on `PYTHONPATH`.
+pub fn python_kit() -> PathBuf {
+    python_drivers().join("../../../sdk/python/src")
+}
+
 impl Python {
     /// Finds or makes the environment.
     ///
@@ -58,11 +63,15 @@ impl Python {
         &self.interpreter
     }
 
-    /// The command that starts the minimal driver with a folder for its back end; it lacks `CMI_ENDPOINT`.
+    /// The command that starts the minimal driver, with the fault layer of its kit and a folder for its back
+    /// end; it lacks `CMI_ENDPOINT`.
     pub fn minimal_command(&self, cloud: &Path) -> Command {
         let mut command = Command::new(&self.interpreter);
         command
+            .args(["-m", "cmitest"])
             .arg(python_drivers().join("minimal/driver.py"))
+            .env("PYTHONPATH", python_kit())
+            .env("CAPCMI_FAULTS", cloud.join("faults"))
             .env("MINIMAL_CLOUD", cloud);
         command
     }
@@ -72,7 +81,12 @@ impl Python {
         let mut command = Command::new(&self.interpreter);
         command
             .args(["-m", "ec2driver"])
-            .env("PYTHONPATH", python_drivers().join("ec2"))
+            .env(
+                "PYTHONPATH",
+                [python_drivers().join("ec2"), python_kit()]
+                    .map(|path| path.display().to_string())
+                    .join(":"),
+            )
             .env("AWS_CA_BUNDLE", &ec2.authorities)
             .env("AWS_REGION", "eu-central-1")
             .env("AWS_ENDPOINT_URL_EC2", format!("http://{}", ec2.address))
