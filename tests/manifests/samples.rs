@@ -57,7 +57,7 @@ fn label(row: &str) -> Option<&str> {
 
 #[test]
 fn tutorial_shows_the_rows_of_driver_info() -> Result<()> {
-    let sample = block("docs/drivers/quickstart.md", "### Run it\n", "text")?;
+    let sample = block("docs/drivers/quickstart-python.md", "## Run it\n", "text")?;
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("drivers.yaml");
     fs::write(&file, "drivers: [{name: a, simulated: {}}]")?;

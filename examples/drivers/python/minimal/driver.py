@@ -1,197 +1,90 @@
-"""A driver in one file, explained step by step in docs/drivers/quickstart.md. Its back end, a folder, is backend.py."""
+"""A driver on the kit of sdk/python. Its back end is a folder with a file for each VM, which outlives the process."""
 
+import base64
+import fcntl
+import hashlib
 import json
 import os
-import re
-import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from functools import wraps
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-import grpc
-from cmi.v1 import cmi_pb2 as cmi
-from cmi.v1 import cmi_pb2_grpc as services
-from grpc import StatusCode
-
-import backend
-
-# Tags: the cluster of the VM, and the machine object that owns it.
-CLUSTER, IDENTITY = "kubernetes.io/cluster", "capcmi.io/machine"
-FIELDS = {"vmPool": str, "size": str, "rootFsSize": int, "tags": dict}
-# Sizes, with their allowed root file systems in GB.
-SIZES = {"small": range(10, 101), "large": range(10, 1001)}
-NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-STOP = {signal.SIGINT, signal.SIGTERM}
-PROVIDER_ID = re.compile(r"minimal:///[0-9a-f]{32}")
-
-# Codes of back-end errors. None is NOT_FOUND: the provider would create a second VM.
-CODES = {
-    backend.Away: StatusCode.UNAVAILABLE,
-    backend.Broken: StatusCode.INTERNAL,
-    backend.Busy: StatusCode.ABORTED,
-    backend.Full: StatusCode.RESOURCE_EXHAUSTED,
-    backend.Unfit: StatusCode.FAILED_PRECONDITION,
-    TimeoutError: StatusCode.DEADLINE_EXCEEDED,
-}
+import cmi
 
 
-class Refused(Exception):
-    """Ends a call with a code, and a sentence for an operator."""
+@dataclass
+class Spec:
+    """The provider spec. The kit adds the tags."""
+
+    vm_pool: str
+    size: Literal["small", "large"]
+    root_fs_size: int = 10
+
+    def validate(self) -> None:
+        if self.root_fs_size < 0:
+            raise cmi.Invalid("/rootFsSize", "must not be negative")
+        most = 100 if self.size == "small" else 1000
+        if not 10 <= self.root_fs_size <= most:
+            raise cmi.OutOfRange("/rootFsSize", f"must be 10 to {most} GB with this /size")
 
 
-def call(method):
-    """Turns exceptions into gRPC codes. An unexpected one becomes UNKNOWN without its text, which may hold secrets."""
+class Folder(cmi.Backend[Spec]):
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("vms", "locks"):
+            # For this user alone: VMs have bootstrap data.
+            (folder / name).mkdir(0o700, parents=True, exist_ok=True)
 
-    @wraps(method)
-    def answered(self, request, context):
-        try:
-            return method(self, request, context)
-        except Refused as refused:
-            code, why = refused.args
-        except Exception as error:
-            code = CODES.get(type(error), StatusCode.UNKNOWN)
-            why = str(error) if type(error) in CODES else f"the driver failed with a {type(error).__name__}"
-        context.abort(code, why)
+    def create(self, call: cmi.Call, id: cmi.Identity, spec: Spec, boot: cmi.Bootstrap) -> cmi.VM:
+        path = self.folder / "vms" / f"{uuid.uuid4().hex}.json"
+        data = base64.b64encode(boot.user_data).decode()
+        fields = {**asdict(spec), "tags": id.tags}
+        made = {"id": f"minimal:///{path.stem}", "machine": id.name, "spec": fields, "userData": data}
+        path.with_suffix(".new").write_text(json.dumps(made))
+        path.with_suffix(".new").rename(path)  # in its place whole, or not at all
+        return self.changed(vm(made, path))
 
-    return answered
+    def find(self, call: cmi.Call, id: cmi.Identity, spec: Spec) -> Iterator[cmi.VM]:
+        return (vm for vm in self.list(call, id.cluster, spec) if vm.name == id.name)
 
+    def list(self, call: cmi.Call, cluster: str, spec: Spec) -> Iterator[cmi.VM]:
+        for path in (self.folder / "vms").glob("*.json"):
+            try:
+                found = vm(json.loads(path.read_text()), path)
+            except FileNotFoundError:
+                continue  # deleted since
+            if found.tags[cmi.CLUSTER_TAG] == cluster:
+                yield found
 
-def read_spec(raw, *tags):
-    """The ProviderSpec, checked in full before anything is done: what is misread makes the wrong VM."""
+    def delete(self, call: cmi.Call, vm: cmi.VM) -> None:
+        vm.native.unlink(missing_ok=True)
+        self.changed(vm)
 
-    def refuse(why):
-        raise Refused(StatusCode.INVALID_ARGUMENT, f"ProviderSpec {why}")
+    @contextmanager
+    def lock(self, call: cmi.Call, id: cmi.Identity) -> Iterator[None]:
+        """Keeps other processes away, too. The lock ends with its file, and the file with the process."""
+        with open(self.folder / "locks" / hashlib.sha256(str(id).encode()).hexdigest(), "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise cmi.Busy(f"another process works on {id}") from None
+            yield
 
-    try:
-        spec = json.loads(raw)
-    except ValueError as error:
-        refuse(f"is not JSON: {error}")
-    if not isinstance(spec, dict):
-        refuse("is not a JSON object")
-    for field in sorted(spec.keys() | {"vmPool", "size", "tags"}):
-        if field not in FIELDS:
-            refuse(f"has the field /{field}, which is not known")
-        if type(spec.get(field)) is not FIELDS[field] or spec[field] == "":
-            refuse(f"needs a value of type {FIELDS[field].__name__} in /{field}")
-    if not all(isinstance(value, str) for value in spec["tags"].values()):
-        refuse("has a tag in /tags whose value is no text")
-    for tag in tags:
-        if not spec["tags"].get(tag, "").strip():
-            refuse(f"needs the tag {tag} in /tags")
-    return {"rootFsSize": 10} | spec
-
-
-def check_size(size, disk):
-    """Checks the size against those offered now. Only a create calls it: VMs of removed sizes must still be found."""
-    if size not in SIZES or disk < 0:
-        raise Refused(StatusCode.INVALID_ARGUMENT, f"ProviderSpec has the /size {size} or a negative /rootFsSize")
-    if disk not in SIZES[size]:
-        raise Refused(StatusCode.OUT_OF_RANGE, f"ProviderSpec has the /rootFsSize {disk}; no VM of /size {size} has it")
+    def changed(self, vm: cmi.VM) -> cmi.VM:
+        with open(self.folder / "changes", "a") as file:
+            file.write(".")
+        return vm
 
 
-def read(request):
-    """The checked spec of a request about one machine, whose name and id are checked, too."""
-    if not NAME.fullmatch(request.MachineName) or len(request.MachineName) > 253:
-        raise Refused(StatusCode.INVALID_ARGUMENT, "MachineName has to be a DNS subdomain of 1 to 253 bytes")
-    provider_id = getattr(request, "ProviderID", "")
-    if provider_id and not PROVIDER_ID.fullmatch(provider_id):
-        raise Refused(StatusCode.INVALID_ARGUMENT, f"ProviderID does not read {PROVIDER_ID.pattern}")
-    return read_spec(request.ProviderSpec, CLUSTER, IDENTITY)
-
-
-def several(request, vms):
-    return f"the machine {request.MachineName} has several VMs: {', '.join(vm.id for vm in vms)}"
-
-
-class Identity(services.IdentityServicer):
-    def __init__(self, folder):
-        self.backend = folder
-
-    def GetPluginInfo(self, request, context):
-        return cmi.GetPluginInfoResponse(name="minimal.example.com", version="0.1.0")
-
-    def GetPluginCapabilities(self, request, context):
-        calls = ("CREATE_MACHINE", "DELETE_MACHINE", "GET_MACHINE_STATUS", "LIST_MACHINES")
-        return cmi.GetPluginCapabilitiesResponse(capabilities=[{"rpc": {"type": call}} for call in calls])
-
-    @call
-    def Probe(self, request, context):
-        return cmi.ProbeResponse(ready={"value": self.backend.is_ready()})
-
-
-class Machine(services.MachineServicer):
-    """The calls that are not here answer UNIMPLEMENTED: the generated class sees to that."""
-
-    def __init__(self, folder):
-        self.backend = folder
-
-    def find(self, request, spec, context):
-        """The VMs of the name, and those of them that are meant: of this machine object, with the id of the request."""
-        every = self.backend.vms(spec["tags"][CLUSTER], context.time_remaining())
-        named = [vm for vm in every if vm.machine == request.MachineName]
-        ours = [vm for vm in named if vm.spec["tags"].get(IDENTITY) == spec["tags"][IDENTITY]]
-        meant = [vm for vm in ours if getattr(request, "ProviderID", "") in ("", vm.id)]
-        if any(vm.locked for vm in meant):
-            raise Refused(StatusCode.FAILED_PRECONDITION, f"the VM {meant[0].id} is locked at the back end")
-        return named, meant
-
-    @call
-    def CreateMachine(self, request, context):
-        spec = read(request)
-        check_size(spec["size"], spec["rootFsSize"])
-        with self.backend.held(spec["tags"][CLUSTER], request.MachineName):
-            named, ours = self.find(request, spec, context)
-            if len(ours) > 1:
-                raise Refused(StatusCode.FAILED_PRECONDITION, several(request, ours))
-            if named and (not ours or ours[0].spec != spec):
-                raise Refused(StatusCode.ALREADY_EXISTS, f"{named[0].id} is of another machine or another spec")
-            data = request.Secrets.get("userData", b"")
-            vm = ours[0] if ours else self.backend.create(request.MachineName, spec, data, context.time_remaining())
-        return cmi.CreateMachineResponse(ProviderID=vm.id, NodeName=vm.machine)
-
-    @call
-    def DeleteMachine(self, request, context):
-        spec = read(request)
-        with self.backend.held(spec["tags"][CLUSTER], request.MachineName):
-            for vm in self.find(request, spec, context)[1]:
-                self.backend.delete(vm, context.time_remaining())
-        return cmi.DeleteMachineResponse()
-
-    @call
-    def GetMachineStatus(self, request, context):
-        _, found = self.find(request, read(request), context)
-        if not found:
-            raise Refused(StatusCode.NOT_FOUND, f"no VM of machine {request.MachineName} exists in this cluster")
-        if len(found) > 1:
-            raise Refused(StatusCode.OUT_OF_RANGE, several(request, found))
-        return cmi.GetMachineStatusResponse(ProviderID=found[0].id, NodeName=found[0].machine)
-
-    @call
-    def ListMachines(self, request, context):
-        cluster = read_spec(request.ProviderSpec, CLUSTER)["tags"][CLUSTER]
-        found = self.backend.vms(cluster, context.time_remaining())
-        return cmi.ListMachinesResponse(MachineList={vm.id: vm.machine for vm in found})
-
-
-def main():
-    endpoint, folder = os.environ.get("CMI_ENDPOINT", ""), os.environ.get("MINIMAL_CLOUD")
-    if not endpoint.startswith(("tcp://", "unix:///")):
-        sys.exit("CMI_ENDPOINT must be tcp://HOST:PORT or unix:///PATH")
-    if not folder:
-        sys.exit("MINIMAL_CLOUD has to name the folder that the VMs are kept in")
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP)  # before any thread starts
-    # no shared port; requests of up to 5 MiB
-    options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 5 << 20)]
-    server = grpc.server(ThreadPoolExecutor(64), options=options)
-    vms = backend.Folder(folder)
-    services.add_IdentityServicer_to_server(Identity(vms), server)
-    services.add_MachineServicer_to_server(Machine(vms), server)
-    server.add_insecure_port(endpoint.removeprefix("tcp://"))
-    server.start()
-    print(f"serving at {endpoint}", file=sys.stderr)
-    signal.sigwait(STOP)
-    server.stop(grace=10).wait()
+def vm(record: dict[str, Any], path: Path) -> cmi.VM:
+    locked = "an operator works on it" if record.get("locked") else ""
+    return cmi.VM(record["id"], record["machine"], record["spec"]["tags"], locked=locked, native=path)
 
 
 if __name__ == "__main__":
-    main()
+    folder = os.environ.get("MINIMAL_CLOUD") or sys.exit("MINIMAL_CLOUD must name the folder with the VMs")
+    cmi.main(cmi.Info("minimal.example.com", "0.1.0"), Folder(Path(folder)))
