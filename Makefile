@@ -182,8 +182,9 @@ test-quickstart-container: ## Bring up the cluster of `make quickstart DRIVER=co
 	@DRIVER=container CARGO='$(CARGO)' MAKE_VERSION='$(MAKE_VERSION)' hack/quickstart.sh --plain
 	@! ip link show dev capcmi-qs1 2>/dev/null && ! pgrep -af '[c]apcmi/quickstart/state'
 
-PYTHON_SOURCES = sdk/python examples/drivers/python
-PYTHON_TYPED = examples/drivers/python/minimal/driver.py
+PYTHON_SKELETON = crates/capcmi-cli/src/commands/driver/new/python
+PYTHON_SOURCES = sdk/python examples/drivers/python $(PYTHON_SKELETON)
+PYTHON_TYPED = examples/drivers/python/minimal/driver.py $(PYTHON_SKELETON)/driver.py
 
 .PHONY: lint-python
 lint-python: ## Check format, lints, types and generated code of the kit and the drivers in Python.

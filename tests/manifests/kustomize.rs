@@ -346,7 +346,7 @@ async fn a_sidecar_is_given_variables_secrets_and_volumes_of_its_own() -> Result
 #[tokio::test]
 async fn the_skeleton_of_a_driver_is_deployed_in_both_ways() -> Result<()> {
     let skeleton = |name: &str| {
-        let folder = "crates/capcmi-cli/src/commands/driver/new/go/deploy";
+        let folder = "crates/capcmi-cli/src/commands/driver/new/deploy";
         fs::read_to_string(repository().join(folder).join(name))
     };
     let variables = |container: &Value| -> BTreeSet<String> {

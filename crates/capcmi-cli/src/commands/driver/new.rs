@@ -15,7 +15,7 @@ const SAMPLE: &str = "acme";
 const MAX_NAME: usize = 40;
 
 /// The files of a driver in Go, by path.
-const GO: [(&str, &str); 8] = [
+const GO: [(&str, &str); 6] = [
     ("go.mod", "module example.com/acme\n\ngo 1.25.0\n"),
     ("main.go", include_str!("new/go/main.go")),
     ("main_test.go", include_str!("new/go/main_test.go")),
@@ -25,13 +25,30 @@ const GO: [(&str, &str); 8] = [
         ".github/workflows/driver.yaml",
         include_str!("new/go/workflow.yaml"),
     ),
+];
+
+/// The files of a driver in Python, by path.
+const PYTHON: [(&str, &str); 6] = [
+    ("requirements.txt", include_str!("new/python/requirements.txt")),
+    ("driver.py", include_str!("new/python/driver.py")),
+    ("test_driver.py", include_str!("new/python/test_driver.py")),
+    ("Dockerfile", include_str!("new/python/Dockerfile")),
+    ("README.md", include_str!("new/python/README.md")),
+    (
+        ".github/workflows/driver.yaml",
+        include_str!("new/python/workflow.yaml"),
+    ),
+];
+
+/// The files of a driver in any language, by path.
+const COMMON: [(&str, &str); 2] = [
     (
         "deploy/sidecar/kustomization.yaml",
-        include_str!("new/go/deploy/sidecar.yaml"),
+        include_str!("new/deploy/sidecar.yaml"),
     ),
     (
         "deploy/remote/kustomization.yaml",
-        include_str!("new/go/deploy/remote.yaml"),
+        include_str!("new/deploy/remote.yaml"),
     ),
 ];
 
@@ -52,12 +69,15 @@ pub(in crate::commands) struct NewArgs {
 enum Language {
     /// Go, on the kit `sdk/go`
     Go,
+    /// Python, on the kit `sdk/python`
+    Python,
 }
 
 impl Language {
     const fn files(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Go => &GO,
+            Self::Python => &PYTHON,
         }
     }
 }
@@ -69,7 +89,7 @@ pub(super) fn execute(args: NewArgs) -> Result<(), CommandError> {
     fs::create_dir(&folder)
         .with_context(|| format!("cannot create the folder {}", folder.display()))
         .misconfigured()?;
-    for (path, sample) in args.language.files() {
+    for (path, sample) in args.language.files().iter().chain(&COMMON) {
         write(&folder.join(path), &named(sample, &args.name))?;
     }
     print_line(&format!(
@@ -111,11 +131,12 @@ mod tests {
 
     #[test]
     fn the_sample_name_is_replaced_in_every_file() {
-        for (path, sample) in GO {
+        for (path, sample) in GO.into_iter().chain(PYTHON).chain(COMMON) {
             let text = named(sample, "my-cloud");
             assert!(!text.to_lowercase().contains(SAMPLE), "{path}: {text}");
         }
         assert!(named(GO[1].1, "my-cloud").contains(r#"os.Getenv("MY_CLOUD_FOLDER")"#));
+        assert!(named(PYTHON[1].1, "my-cloud").contains(r#"os.environ.get("MY_CLOUD_FOLDER", "#));
     }
 
     #[test]
