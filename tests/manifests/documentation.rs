@@ -283,28 +283,35 @@ async fn flux_accepts_the_example_of_the_gitops_page() -> Result<()> {
     Ok(())
 }
 
-/// The contract names the functions of the kit for Go that keep its rules.
+/// The contract names the functions of the kits that keep its rules.
 #[test]
-fn rules_of_the_contract_name_functions_of_the_go_kit() -> Result<()> {
+fn rules_of_the_contract_name_functions_of_the_kits() -> Result<()> {
     let page = fs::read_to_string(repository().join("docs/drivers/contract.md"))?;
-    let mut seen = 0;
-    for link in between(&page, "[`", ")").filter_map(|link| link.strip_suffix(".go")) {
-        let (name, path) = link.split_once("`](../../").context("a link has no path")?;
-        let path = repository().join(format!("{path}.go"));
+    let (mut go, mut python) = (0, 0);
+    for link in between(&page, "[`", ")") {
+        let Some((name, path)) = link.split_once("`](../../sdk/") else {
+            continue;
+        };
+        let path = repository().join("sdk").join(path);
         let source = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         let found = [
             format!("func {name}("),
             format!(") {name}("),
             format!("func {name}["),
+            format!("def {name}("),
         ];
         ensure!(
             found.iter().any(|declaration| source.contains(declaration)),
             "{} has no function {name}",
             path.display()
         );
-        seen += 1;
+        if path.starts_with(repository().join("sdk/python")) {
+            python += 1;
+        } else {
+            go += 1;
+        }
     }
-    ensure!(seen > 10, "only {seen} functions");
+    ensure!(go > 10 && python > 10, "{go} functions in Go, {python} in Python");
     Ok(())
 }
 

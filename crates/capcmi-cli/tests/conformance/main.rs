@@ -19,6 +19,7 @@ mod messages;
 mod mutant;
 mod mutants;
 mod python;
+mod python_kit;
 mod restart;
 mod restarted;
 mod served;
