@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
-from .contract import Code, Failure
+import cmi
+
 from .errors import told
 from .spec import Spec
 
 _ARCHITECTURES = {"x86_64": "amd64", "arm64": "arm64"}
-
-
-@dataclass(frozen=True)
-class Zone:
-    """A zone that machines may be placed in."""
-
-    name: str
-    attributes: dict[str, str]
-
-
-@dataclass(frozen=True)
-class ClassDescription:
-    """What one machine has: Kubernetes quantities by resource name."""
-
-    capacity: dict[str, str]
-    architecture: str
 
 
 class Catalog:
@@ -41,7 +25,7 @@ class Catalog:
             answer = self._client.describe_subnets(SubnetIds=list(subnets))
         return {subnet["SubnetId"]: subnet["AvailabilityZone"] for subnet in answer["Subnets"]}
 
-    def zones(self, names: Iterable[str] = ()) -> list[Zone]:
+    def zones(self, names: Iterable[str] = ()) -> list[cmi.Zone]:
         """The zones of these names, or else all of the region that need no opt-in."""
         request: dict[str, Any] = {"Filters": [{"Name": "state", "Values": ["available"]}]}
         if wanted := sorted(set(names)):
@@ -50,14 +34,17 @@ class Catalog:
             request["Filters"].append({"Name": "opt-in-status", "Values": ["opt-in-not-required"]})
         with told("reading availability zones"):
             answer = self._client.describe_availability_zones(**request)
-        return [Zone(zone["ZoneName"], {"zoneId": zone["ZoneId"]}) for zone in answer["AvailabilityZones"]]
+        return [
+            cmi.Zone(zone["ZoneName"], control_plane=True, attributes={"zoneId": zone["ZoneId"]})
+            for zone in answer["AvailabilityZones"]
+        ]
 
-    def describe(self, spec: Spec) -> ClassDescription:
+    def describe(self, spec: Spec) -> cmi.Size:
         """What an instance of this spec holds."""
         with told(f"reading instance type {spec.instance_type}"):
             answer = self._client.describe_instance_types(InstanceTypes=[spec.instance_type])
         if not answer["InstanceTypes"]:
-            raise Failure(Code.INVALID_ARGUMENT, f"the provider spec's /instanceType: there is no {spec.instance_type}")
+            raise cmi.Invalid("/instanceType", f"there is no {spec.instance_type}")
         found = answer["InstanceTypes"][0]
         capacity = {
             "cpu": str(found["VCpuInfo"]["DefaultVCpus"]),
@@ -70,4 +57,4 @@ class Catalog:
             capacity["ephemeral-storage"] = f"{spec.root_volume_gib}Gi"
         supported = found.get("ProcessorInfo", {}).get("SupportedArchitectures", ())
         known = (_ARCHITECTURES[each] for each in supported if each in _ARCHITECTURES)
-        return ClassDescription(capacity, next(known, ""))
+        return cmi.Size(capacity, next(known, ""), "linux")

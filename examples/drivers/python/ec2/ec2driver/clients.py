@@ -8,9 +8,9 @@ from collections import OrderedDict
 from typing import Any
 
 import boto3
+import cmi
 from botocore.config import Config
 
-from .contract import Code, Failure, Secrets
 from .errors import told
 
 ACCESS_KEY_ID = "accessKeyId"
@@ -29,15 +29,15 @@ class Clients:
         self._lock = threading.Lock()
         self._made: OrderedDict[bytes, Any] = OrderedDict()
 
-    def ec2(self, region: str, secrets: Secrets) -> Any:
+    def ec2(self, region: str, secrets: cmi.Secrets) -> Any:
         """The client for these credentials. Those of the process or its instance are never used instead."""
-        key_id, secret = secrets.text(ACCESS_KEY_ID), secrets.text(SECRET_ACCESS_KEY)
-        if key_id is None or secret is None:
-            raise Failure(
-                Code.UNAUTHENTICATED,
-                f"the secret needs the keys {ACCESS_KEY_ID} and {SECRET_ACCESS_KEY}, both texts",
-            )
-        token = secrets.text(SESSION_TOKEN)
+        try:
+            key_id, secret = (secrets[key].decode().strip() for key in (ACCESS_KEY_ID, SECRET_ACCESS_KEY))
+            token = secrets.get(SESSION_TOKEN, cmi.Secret()).decode().strip() or None
+        except (KeyError, UnicodeDecodeError):
+            key_id = secret = ""
+        if not key_id or not secret:
+            raise cmi.Unauthenticated(f"the secret needs the keys {ACCESS_KEY_ID} and {SECRET_ACCESS_KEY}, both texts")
         # By digest, so that no secret is kept longer than the client that has it.
         key = hashlib.sha256("\0".join((region, key_id, secret, token or "")).encode()).digest()
         with self._lock, told("making a client of EC2"):

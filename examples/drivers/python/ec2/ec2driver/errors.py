@@ -1,4 +1,4 @@
-"""What EC2's refusals are in the codes of the driver contract."""
+"""EC2's refusals as errors of the kit."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import cmi
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
-
-from .contract import Code, Failure
 
 # EC2 appends a blob to some refusals that only an administrator can decode.
 _ENCODED = re.compile(r"\s*Encoded authorization failure message: \S+")
@@ -21,36 +20,35 @@ TOKEN_OF_OTHER_PARAMETERS = "IdempotentParameterMismatch"
 TOKEN_OF_A_TERMINATED_INSTANCE = "IdempotentInstanceTerminated"
 
 # By EC2's code, or its part before the first dot (`InvalidAMIID` for `InvalidAMIID.NotFound`).
-_CODES: dict[str, Code] = {
-    reason: code
-    for code, reasons in {
-        Code.UNAUTHENTICATED: (
+_ERRORS: dict[str, type[cmi.Error]] = {
+    reason: kind
+    for kind, reasons in {
+        cmi.Unauthenticated: (
             "AuthFailure ExpiredToken IncompleteSignature InvalidAccessKeyId InvalidClientTokenId "
             "MissingAuthenticationToken RequestExpired SignatureDoesNotMatch UnrecognizedClientException"
         ),
-        Code.PERMISSION_DENIED: (
+        cmi.PermissionDenied: (
             "AccessDenied AccessDeniedException Blocked OptInRequired PendingVerification UnauthorizedOperation"
         ),
-        Code.RESOURCE_EXHAUSTED: (
+        cmi.Exhausted: (
             "InstanceLimitExceeded InsufficientCapacity InsufficientFreeAddressesInSubnet InsufficientHostCapacity "
             "InsufficientInstanceCapacity InsufficientVolumeCapacity MaxIOPSLimitExceeded "
             "NetworkInterfaceLimitExceeded PrivateIpAddressLimitExceeded ReservationCapacityExceeded "
             "ResourceCountExceeded ResourceLimitExceeded VcpuLimitExceeded VolumeLimitExceeded"
         ),
-        Code.UNAVAILABLE: (
+        cmi.Unavailable: (
             "EC2ThrottledException InternalError InternalFailure RequestLimitExceeded RequestThrottled "
             "ServiceUnavailable Throttling ThrottlingException Unavailable"
         ),
-        Code.FAILED_PRECONDITION: ("IncorrectInstanceState IncorrectState OperationNotPermitted UnsupportedOperation"),
-        Code.INVALID_ARGUMENT: (
+        cmi.Forbidden: ("IncorrectInstanceState IncorrectState OperationNotPermitted UnsupportedOperation"),
+        cmi.BadRequest: (
             "InvalidAMIID InvalidAvailabilityZone InvalidBlockDeviceMapping InvalidGroup InvalidGroupId "
             "InvalidInstanceType InvalidKeyPair InvalidNextToken InvalidPaginationToken InvalidParameter "
             "InvalidParameterCombination InvalidParameterValue "
             "InvalidSecurityGroupID InvalidSubnet InvalidSubnetID InvalidUserData MissingParameter "
             "TagLimitExceeded UnknownParameter Unsupported"
         ),
-        Code.ABORTED: f"{TOKEN_OF_OTHER_PARAMETERS} {TOKEN_OF_A_TERMINATED_INSTANCE}",
-        Code.NOT_FOUND: "InvalidInstanceID",
+        cmi.Busy: f"{TOKEN_OF_OTHER_PARAMETERS} {TOKEN_OF_A_TERMINATED_INSTANCE}",
     }.items()
     for reason in reasons.split()
 }
@@ -70,43 +68,47 @@ _THROTTLED = frozenset(
 )
 
 
-def reason_of(error: boto.ClientError) -> str:
-    """EC2's own code."""
-    return str(error.response.get("Error", {}).get("Code", ""))
+# The instance of a request does not exist.
+_GONE = "InvalidInstanceID"
+
+
+def reason_of(error: Exception) -> str:
+    """EC2's own code of a refusal; empty for other errors."""
+    cause = error.__cause__ if isinstance(error, cmi.Error) else error
+    return str(cause.response.get("Error", {}).get("Code", "")) if isinstance(cause, boto.ClientError) else ""
+
+
+def is_elsewhere(error: cmi.Error) -> bool:
+    """Whether another zone may do what this one could not."""
+    return reason_of(error) in _ELSEWHERE
 
 
 @contextmanager
 def told(doing: str) -> Iterator[None]:
-    """Turns what boto3 raises into a Failure that says what was being done."""
+    """Turns an error of boto3 into one of the kit, which names the action."""
     try:
         yield
     except boto.ClientError as error:
         raise _refused(doing, error) from error
     except (boto.ParamValidationError, boto.ValidationError) as error:
-        raise _failure(Code.INVALID_ARGUMENT, doing, str(error)) from error
+        raise cmi.BadRequest(f"{doing}: {error}") from error
     except (boto.NoCredentialsError, boto.PartialCredentialsError) as error:
-        raise _failure(Code.UNAUTHENTICATED, doing, str(error)) from error
-    # The answer got lost on its way, or is not EC2's: whether EC2 has done it is not known.
+        raise cmi.Unauthenticated(f"{doing}: {error}") from error
+    # The answer was lost, or is not EC2's: EC2 may have carried out the request.
     except (boto.HTTPClientError, boto.ConnectionError, ResponseParserError) as error:
-        raise _failure(Code.UNAVAILABLE, doing, str(error)) from error
+        raise cmi.Unavailable(f"{doing}: {error}") from error
     except boto.BotoCoreError as error:
-        raise _failure(Code.UNKNOWN, doing, str(error)) from error
+        raise cmi.Unknown(f"{doing}: {error}") from error
 
 
-def _refused(doing: str, error: boto.ClientError) -> Failure:
+def _refused(doing: str, error: boto.ClientError) -> Exception:
     reason = reason_of(error)
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    code = _CODES.get(reason) or _CODES.get(reason.split(".")[0])
-    if code is None:
-        code = Code.UNAVAILABLE if status >= 500 else Code.UNKNOWN
+    if reason.split(".")[0] == _GONE:
+        return cmi.Gone(reason)
+    kind = _ERRORS.get(reason) or _ERRORS.get(reason.split(".")[0])
+    if kind is None:
+        kind = cmi.Unavailable if status >= 500 else cmi.Unknown
     words = _ENCODED.sub("", str(error.response.get("Error", {}).get("Message", "")))
-    failure = _failure(code, doing, f"{reason}: {words}")
-    failure.reason = reason
-    failure.elsewhere = reason in _ELSEWHERE
-    if reason in _THROTTLED:
-        failure.retry_after_seconds = _THROTTLED_SECONDS
-    return failure
-
-
-def _failure(code: Code, doing: str, words: str) -> Failure:
-    return Failure(code, f"{doing}: {words}")
+    wait = _THROTTLED_SECONDS if reason in _THROTTLED else 0
+    return kind(f"{doing}: {reason}: {words}", retry_after=wait)

@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from .contract import CLUSTER_TAG, Code, Failure, Machine, PowerState
+import cmi
+
 from .errors import told
 from .spec import MACHINE_NAME_TAG, NAME_TAG, Spec
 
 # EC2 shows an instance for an hour after its end; to the contract it is gone.
 _ALIVE = ["pending", "running", "stopping", "stopped", "shutting-down"]
 _POWER = {
-    "pending": PowerState.STARTING,
-    "running": PowerState.RUNNING,
-    "stopping": PowerState.STOPPING,
-    "shutting-down": PowerState.STOPPING,
-    "stopped": PowerState.STOPPED,
+    "pending": cmi.Power.STARTING,
+    "running": cmi.Power.RUNNING,
+    "stopping": cmi.Power.STOPPING,
+    "shutting-down": cmi.Power.STOPPING,
+    "stopped": cmi.Power.STOPPED,
 }
 _PROVIDER_ID = re.compile(r"aws:///[a-z0-9-]+/(i-[0-9a-f]{8,17})")
 _MOST_USER_DATA = 16 * 1024
@@ -32,7 +33,7 @@ def instance_id(provider_id: str) -> str | None:
         return None
     match = _PROVIDER_ID.fullmatch(provider_id)
     if match is None:
-        raise Failure(Code.INVALID_ARGUMENT, f"ProviderID {provider_id[:200]!r} does not read aws:///ZONE/i-…")
+        raise cmi.BadRequest(f"ProviderID {provider_id[:200]!r} does not read aws:///ZONE/i-…")
     return match[1]
 
 
@@ -44,7 +45,7 @@ class Instance:
     zone: str
     state: str
     node_name: str
-    addresses: tuple[tuple[str, str], ...]
+    addresses: tuple[cmi.Address, ...]
     instance_type: str
     image: str
     subnet: str
@@ -67,17 +68,17 @@ class Instance:
             return cls._read(raw)
         except KeyError as missing:
             name = raw.get("InstanceId", "an instance")
-            raise Failure(Code.INTERNAL, f"EC2 describes {name} without its {missing.args[0]}") from missing
+            raise cmi.Internal(f"EC2 describes {name} without its {missing.args[0]}") from missing
 
     @classmethod
     def _read(cls, raw: Mapping[str, Any]) -> Instance:
         private = raw.get("PrivateDnsName", "")
         addresses = (
-            ("InternalIP", raw.get("PrivateIpAddress")),
-            ("InternalDNS", private),
-            ("Hostname", private),
-            ("ExternalIP", raw.get("PublicIpAddress")),
-            ("ExternalDNS", raw.get("PublicDnsName")),
+            (cmi.AddressType.INTERNAL_IP, raw.get("PrivateIpAddress")),
+            (cmi.AddressType.INTERNAL_DNS, private),
+            (cmi.AddressType.HOST_NAME, private),
+            (cmi.AddressType.EXTERNAL_IP, raw.get("PublicIpAddress")),
+            (cmi.AddressType.EXTERNAL_DNS, raw.get("PublicDnsName")),
         )
         volumes = (mapping.get("Ebs", {}).get("VolumeId") for mapping in raw.get("BlockDeviceMappings", ()))
         interfaces = (interface.get("NetworkInterfaceId") for interface in raw.get("NetworkInterfaces", ()))
@@ -86,7 +87,7 @@ class Instance:
             zone=raw["Placement"]["AvailabilityZone"],
             state=raw["State"]["Name"],
             node_name=private,
-            addresses=tuple((kind, address) for kind, address in addresses if address),
+            addresses=tuple(cmi.Address(kind, address) for kind, address in addresses if address),
             instance_type=raw["InstanceType"],
             image=raw["ImageId"],
             subnet=raw.get("SubnetId", ""),
@@ -119,17 +120,18 @@ class Instance:
         """Whether it is being terminated."""
         return self.state == "shutting-down"
 
-    def machine(self, last_known_state: bytes = b"") -> Machine:
-        """In the words of the contract."""
-        if not self.node_name:
-            raise Failure(Code.INTERNAL, f"EC2 gave instance {self.id} no private DNS name, which its Node would have")
-        return Machine(
-            provider_id=self.provider_id,
+    def vm(self, name: str = "", state: bytes = b"") -> cmi.VM:
+        """In the words of the kit. The name is that of a machine whose VM has lost its tag."""
+        return cmi.VM(
+            self.provider_id,
+            self.name or name,
+            self.tags,
             node_name=self.node_name,
             addresses=self.addresses,
-            power_state=_POWER.get(self.state),
-            failure_domain=self.zone,
-            last_known_state=last_known_state,
+            power=_POWER.get(self.state, cmi.Power.UNKNOWN),
+            zone=self.zone,
+            created_at=self.launched,
+            state=state,
         )
 
 
@@ -144,15 +146,6 @@ class Instances:
         found = self._all(cluster, [{"Name": f"tag:{MACHINE_NAME_TAG}", "Values": [_literal(name)]}])
         return [instance for instance in found if instance.name == name]
 
-    def page_of_cluster(self, cluster: str, size: int, token: str) -> tuple[list[Instance], str]:
-        """Some of a cluster's, and the token of the next page; no token at the end."""
-        request: dict[str, Any] = {"Filters": _filters(cluster), "MaxResults": size}
-        if token:
-            request["NextToken"] = token
-        with told("listing instances"):
-            answer = self._client.describe_instances(**request)
-        return _read(answer, cluster), answer.get("NextToken", "")
-
     def of_cluster(self, cluster: str) -> list[Instance]:
         """All of a cluster's."""
         return self._all(cluster, [])
@@ -162,10 +155,8 @@ class Instances:
         try:
             with told("looking for an instance"):
                 answer = self._client.describe_instances(InstanceIds=[instance])
-        except Failure as failure:
-            if failure.code == Code.NOT_FOUND:
-                return None
-            raise
+        except cmi.Gone:
+            return None
         return next(_raw(answer), None)
 
     def by_token(self, token: str) -> list[Instance]:
@@ -179,9 +170,9 @@ class Instances:
             pages = self._client.get_paginator("describe_instances").paginate(Filters=_filters(cluster) + more)
             return [instance for page in pages for instance in _read(page, cluster)]
 
-    def run(self, spec: Spec, name: str, subnet: str, token: str, user_data: bytes) -> Instance:
+    def run(self, spec: Spec, id: cmi.Identity, subnet: str, token: str, user_data: bytes) -> Instance:
         """Makes one, or finds the one that the same token made before."""
-        wanted = {**spec.tags, NAME_TAG: name, MACHINE_NAME_TAG: name}
+        wanted = {**id.tags, NAME_TAG: id.name, MACHINE_NAME_TAG: id.name}
         # Always in the same order: EC2 compares the requests of one token.
         tags = [{"Key": key, "Value": value} for key, value in sorted(wanted.items())]
         request: dict[str, Any] = {
@@ -209,19 +200,14 @@ class Instances:
         with told(f"running an instance in {subnet}"):
             answer = self._client.run_instances(**request)
         if not answer.get("Instances"):
-            raise Failure(Code.INTERNAL, "EC2 ran an instance and gave no id of it")
+            raise cmi.Internal("EC2 ran an instance and gave no id of it")
         return Instance.read(answer["Instances"][0])
 
-    def terminate(self, instances: Iterable[Instance]) -> None:
-        """Orders the end of instances, and of what was made with them."""
-        ids = [instance.id for instance in instances if not instance.ending]
-        if ids:
-            try:
-                with told("terminating an instance"):
-                    self._client.terminate_instances(InstanceIds=ids)
-            except Failure as failure:
-                if failure.code != Code.NOT_FOUND:
-                    raise
+    def terminate(self, instance: Instance) -> None:
+        """Orders the end of an instance, and of everything that was made with it."""
+        if not instance.ending:
+            with told(f"terminating instance {instance.id}"):
+                self._client.terminate_instances(InstanceIds=[instance.id])
 
     def stop(self, instance: Instance) -> None:
         """Asks the guest to stop."""
@@ -251,7 +237,7 @@ class Instances:
         with told(f"reading image {spec.image}"):
             images = self._client.describe_images(ImageIds=[spec.image])["Images"]
         if not images:
-            raise Failure(Code.INVALID_ARGUMENT, f"the provider spec's /image: there is no image {spec.image}")
+            raise cmi.Invalid("/image", f"there is no image {spec.image}")
         root = images[0].get("RootDeviceName")
         volumes = {
             mapping["DeviceName"]: mapping["Ebs"].get("VolumeSize", 1)
@@ -261,10 +247,7 @@ class Instances:
         wanted = spec.root_volume_gib
         if root in volumes and wanted is not None:
             if wanted < volumes[root]:
-                raise Failure(
-                    Code.OUT_OF_RANGE,
-                    f"the provider spec's /rootVolumeGiB is {wanted}; image {spec.image} needs {volumes[root]}",
-                )
+                raise cmi.OutOfRange("/rootVolumeGiB", f"is {wanted}; image {spec.image} needs {volumes[root]}")
             volumes[root] = wanted
         return [
             {"DeviceName": device, "Ebs": {"DeleteOnTermination": True, "VolumeSize": size}}
@@ -275,7 +258,7 @@ class Instances:
 def _filters(cluster: str) -> list[dict[str, Any]]:
     return [
         {"Name": "instance-state-name", "Values": _ALIVE},
-        {"Name": f"tag:{CLUSTER_TAG}", "Values": [_literal(cluster)]},
+        {"Name": f"tag:{cmi.CLUSTER_TAG}", "Values": [_literal(cluster)]},
     ]
 
 
@@ -290,17 +273,16 @@ def _raw(answer: Mapping[str, Any]) -> Iterator[Instance]:
 
 def _read(answer: Mapping[str, Any], cluster: str) -> list[Instance]:
     """Once more what the filters have asked for: no instance of another cluster may get further than this."""
-    return [instance for instance in _raw(answer) if instance.alive and instance.tags.get(CLUSTER_TAG) == cluster]
+    return [instance for instance in _raw(answer) if instance.alive and instance.tags.get(cmi.CLUSTER_TAG) == cluster]
 
 
-def user_data(raw: bytes, data_format: str | None) -> bytes:
+def user_data(raw: bytes, data_format: str) -> bytes:
     """Bootstrap data as EC2 takes it: cloud-init unpacks what had to be packed."""
     if len(raw) <= _MOST_USER_DATA:
         return raw
-    packed = gzip.compress(raw, mtime=0) if data_format in (None, "cloud-config") else raw
+    packed = gzip.compress(raw, mtime=0) if data_format in ("", "cloud-config") else raw
     if len(packed) > _MOST_USER_DATA:
-        raise Failure(
-            Code.INVALID_ARGUMENT,
-            f"the bootstrap data has {len(packed)} bytes; EC2 takes {_MOST_USER_DATA}: let it fetch the rest",
+        raise cmi.BadRequest(
+            f"the bootstrap data has {len(packed)} bytes; EC2 takes {_MOST_USER_DATA}: let it fetch the rest"
         )
     return packed

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import cmi
 
 from . import errors
 from .catalog import Catalog
-from .claim import Claim
-from .contract import Code, Failure
 from .instances import Instance, Instances
+from .match import difference, other_access
+from .spec import Spec
 from .state import State
 
 # How many VMs of one machine may have come and gone while EC2 remembers their tokens, which is a day.
@@ -17,6 +19,15 @@ _MOST_LIVES = 8
 # The shortest wait that can be asked for. The next zone is tried soon; and the other machines of the class,
 # which may begin in another zone, are not held back for ten minutes as they are without it.
 _AT_ONCE_SECONDS = 0.001
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The machine that a VM is made for."""
+
+    id: cmi.Identity
+    spec: Spec
+    state: State
 
 
 def launch(claim: Claim, instances: Instances, catalog: Catalog, data: bytes) -> Instance:
@@ -32,39 +43,35 @@ def launch(claim: Claim, instances: Instances, catalog: Catalog, data: bytes) ->
     """
     order = _subnets(claim, catalog)
     begin = order.index(claim.state.subnet) if claim.state.subnet in order else 0
-    not_offered: Failure | None = None
+    not_offered: cmi.Error | None = None
     for place, subnet in enumerate(order[begin:], begin):
         try:
             return _run_in(subnet, claim, instances, data)
-        except Failure as failure:
-            if failure.code == Code.RESOURCE_EXHAUSTED:
-                raise _without_room(failure, claim.state, order, place) from failure
-            if not failure.elsewhere:
+        except cmi.Exhausted as error:
+            raise _without_room(error, claim.state, order, place) from error.__cause__
+        except cmi.Error as error:
+            if not errors.is_elsewhere(error):
                 raise
-            not_offered = not_offered or failure
-    failure = not_offered or Failure(Code.INTERNAL, "no subnet was tried")
+            not_offered = not_offered or error
+    error = not_offered or cmi.Internal("no subnet was tried")
     if begin:
         # Those before were full, which passes.
-        raise replace(
-            failure,
-            code=Code.RESOURCE_EXHAUSTED,
-            message=f"no zone had room; the last: {failure.message}",
-            last_known_state=replace(claim.state, subnet=order[0]).write(),
-        ) from failure
-    raise failure
+        state = replace(claim.state, subnet=order[0]).write()
+        raise cmi.Exhausted(f"no zone had room; the last: {error.message}", state=state) from error.__cause__
+    raise error
 
 
-def _without_room(failure: Failure, state: State, order: list[str], place: int) -> Failure:
+def _without_room(error: cmi.Exhausted, state: State, order: list[str], place: int) -> cmi.Exhausted:
     """The answer to a create for which there was no room: nothing was made, and its token is not used again."""
-    generation = state.generation + 1
-    if not failure.elsewhere:
-        return replace(failure, last_known_state=replace(state, subnet=order[place], generation=generation).write())
+    state = replace(state, generation=state.generation + 1)
+    if not errors.is_elsewhere(error):
+        return cmi.Exhausted(error.message, state=replace(state, subnet=order[place]).write())
     following = order[(place + 1) % len(order)]
-    answer = replace(failure, last_known_state=replace(state, subnet=following, generation=generation).write())
-    if place + 1 < len(order):
-        answer.message = f"{following} is tried next: {failure.message}"
-        answer.retry_after_seconds = _AT_ONCE_SECONDS
-    return answer
+    remembered = replace(state, subnet=following).write()
+    if place + 1 == len(order):
+        return cmi.Exhausted(error.message, state=remembered)
+    message = f"{following} is tried next: {error.message}"
+    return cmi.Exhausted(message, state=remembered, retry_after=_AT_ONCE_SECONDS)
 
 
 def _subnets(claim: Claim, catalog: Catalog) -> list[str]:
@@ -74,26 +81,23 @@ def _subnets(claim: Claim, catalog: Catalog) -> list[str]:
     fitting = [subnet for subnet, zone in zones.items() if wanted in (None, zone)]
     if not fitting:
         there_are = ", ".join(sorted(set(zones.values())))
-        raise Failure(
-            Code.INVALID_ARGUMENT,
-            f"the provider spec's /failureDomain: no subnet is in {wanted}; there are {there_are}",
-        )
-    return sorted(fitting, key=lambda subnet: _digest(claim.spec.identity, subnet))
+        raise cmi.Invalid("/failureDomain", f"no subnet is in {wanted}; there are {there_are}")
+    return sorted(fitting, key=lambda subnet: _digest(claim.id.machine, subnet))
 
 
 def _run_in(subnet: str, claim: Claim, instances: Instances, data: bytes) -> Instance:
     """Follows the tokens of this machine and subnet to the first whose VM is not gone by now: that was another life."""
-    spec, generation = claim.spec, claim.state.generation
+    id, generation = claim.id, claim.state.generation
     for life in range(_MOST_LIVES):
-        token = _digest(spec.cluster, claim.name, spec.identity, subnet, str(generation), str(life))
+        token = _digest(id.cluster, id.name, id.machine, subnet, str(generation), str(life))
         try:
-            made = instances.run(spec, claim.name, subnet, token, data)
-        except Failure as failure:
-            match failure.reason:
+            made = instances.run(claim.spec, id, subnet, token, data)
+        except cmi.Error as error:
+            match errors.reason_of(error):
                 case errors.TOKEN_OF_A_TERMINATED_INSTANCE:
                     continue
                 case errors.TOKEN_OF_OTHER_PARAMETERS:
-                    if living := _made_before(claim, instances, token, failure):
+                    if living := _made_before(claim, instances, token, error):
                         return living
                     continue
                 case _:
@@ -102,25 +106,27 @@ def _run_in(subnet: str, claim: Claim, instances: Instances, data: bytes) -> Ins
         seen = instances.by_id(made.id) or made
         if _is_living(seen):
             return seen
-    raise Failure(
-        Code.ABORTED,
-        f"machine {claim.name} had {_MOST_LIVES} VMs in {subnet}, whose tokens EC2 keeps for a day: "
+    raise cmi.Busy(
+        f"machine {id.name} had {_MOST_LIVES} VMs in {subnet}, whose tokens EC2 keeps for a day: "
         f"{errors.TOKEN_OF_A_TERMINATED_INSTANCE}",
-        last_known_state=replace(claim.state, subnet=subnet, generation=generation + 1).write(),
-        retry_after_seconds=_AT_ONCE_SECONDS,
+        state=replace(claim.state, subnet=subnet, generation=generation + 1).write(),
+        retry_after=_AT_ONCE_SECONDS,
     )
 
 
-def _made_before(claim: Claim, instances: Instances, token: str, failure: Failure) -> Instance | None:
+def _made_before(claim: Claim, instances: Instances, token: str, error: cmi.Error) -> Instance | None:
     """The VM that a token made from other parameters, such as other bootstrap data; none when it is gone."""
     made = instances.by_token(token)
-    if made and not any(_is_living(instance) for instance in made):
+    living = [instance for instance in made if _is_living(instance)]
+    if made and not living:
         return None
     # As long as nothing is to be seen, or not whose it is, the VM may be on its way.
-    ours = claim.ours(instance for instance in made if _is_living(instance))
-    if adopted := claim.adopted(ours):
-        return adopted
-    raise failure
+    ours = [instance for instance in living if instance.tags.get(cmi.MACHINE_TAG) == claim.id.machine]
+    if not ours:
+        raise error
+    if field := difference(ours[0], claim.spec) or other_access(ours[0], claim.spec):
+        raise cmi.Taken(f"instance {ours[0].id} exists with another /{field}")
+    return ours[0]
 
 
 def _is_living(instance: Instance) -> bool:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import cmi
 import grpc
 import pytest
 from moto.server import ThreadedMotoServer
 
 from client_tokens import Tokens
 from cloud import Cloud
-from ec2driver import services
-from ec2driver.driver import Driver, Settings
-from ec2driver.health import Health
+from ec2driver.__main__ import info
+from ec2driver.backend import EC2, Settings
 from faults import Calls, WatchedClients
 from plugin import Plugin
 
@@ -53,6 +54,18 @@ def calls(clients: WatchedClients) -> Calls:
     return clients.calls
 
 
+@contextmanager
+def served(info: cmi.Info, backend: EC2, options: cmi.Options) -> Iterator[None]:
+    """Serves a driver from a thread."""
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(cmi.serve(info, backend, options, stop)))
+    thread.start()
+    yield
+    loop.call_soon_threadsafe(stop.set)
+    thread.join()
+    loop.close()
+
+
 @pytest.fixture
 def serve(
     cloud: Cloud, calls: Calls, clients: WatchedClients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -62,13 +75,11 @@ def serve(
     with ExitStack() as stack:
 
         def start(settings: Settings) -> Plugin:
-            server = grpc.server(ThreadPoolExecutor(16))
-            services.add_to(server, Driver(settings, clients), Health())
-            address = f"unix:{tmp_path}/{uuid.uuid4().hex[:8]}.sock"
-            server.add_insecure_port(address)
-            server.start()
-            stack.callback(lambda: server.stop(0).wait())
-            return Plugin(stack.enter_context(grpc.insecure_channel(address)))
+            options = cmi.Options(f"unix://{tmp_path}/{uuid.uuid4().hex[:8]}.sock", shutdown_timeout=5)
+            stack.enter_context(served(info(settings), EC2(settings, clients), options))
+            channel = stack.enter_context(grpc.insecure_channel(options.endpoint))
+            grpc.channel_ready_future(channel).result(timeout=60)
+            return Plugin(channel)
 
         yield start
 

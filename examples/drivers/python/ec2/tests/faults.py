@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import cmi
 from botocore.awsrequest import AWSResponse
 
 from ec2driver.clients import Clients
-from ec2driver.contract import Secrets
 
 
 @dataclass
@@ -77,7 +77,7 @@ class WatchedClients(Clients):
         self.calls = Calls()
         self._watched: set[int] = set()
 
-    def ec2(self, region: str, secrets: Secrets) -> Any:
+    def ec2(self, region: str, secrets: cmi.Secrets) -> Any:
         client = super().ec2(region, secrets)
         if id(client) not in self._watched:
             self._watched.add(id(client))

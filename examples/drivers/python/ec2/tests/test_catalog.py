@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 
 from cloud import REGION, Cloud
+from ec2driver.backend import Settings
 from faults import Calls
 from plugin import Plugin
 
@@ -18,12 +20,14 @@ def test_the_zones_of_a_class_are_those_of_its_subnets(plugin: Plugin, cloud: Cl
     assert all(zone.control_plane and zone.attributes["zoneId"] for zone in zones)
 
 
-def test_before_there_are_machines_the_zones_are_those_of_the_region(plugin: Plugin, cluster: str) -> None:
+def test_before_there_are_machines_the_zones_are_those_of_the_region(
+    serve: Callable[[Settings], Plugin], plugin: Plugin, cluster: str
+) -> None:
     """As for an InfraCluster, of which no more is known than its id."""
-    bare = {"tags": {"kubernetes.io/cluster": cluster}}
-    zones = plugin.ListZones(provider_spec=json.dumps({**bare, "region": REGION}).encode()).response.zones
+    bare = json.dumps({"tags": {"kubernetes.io/cluster": cluster}}).encode()
+    zones = serve(Settings(region=REGION)).ListZones(provider_spec=bare).response.zones
     assert sorted(zone.name for zone in zones) == ["eu-central-1a", "eu-central-1b", "eu-central-1c"]
-    assert plugin.ListZones(provider_spec=json.dumps(bare).encode()).code == "INVALID_ARGUMENT"
+    assert plugin.ListZones(provider_spec=bare).code == "INVALID_ARGUMENT"
 
 
 def test_machines_spread_over_the_zones_unless_they_ask_for_one(plugin: Plugin, cloud: Cloud, cluster: str) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import certifi
+import cmi as kit
 import grpc
 import pytest
 from cmi.v1 import cmi_pb2 as cmi
@@ -29,6 +30,7 @@ from cloud import Cloud
 from plugin import SECRETS, Plugin
 
 FOLDER = Path(__file__).parent.parent
+KIT = str(Path(kit.__file__).parents[1])
 Process = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -37,11 +39,11 @@ def start(cloud: Cloud) -> Iterator[Process]:
     """Starts the driver with nothing in its environment but what a test puts there."""
     with ExitStack() as stack:
 
-        def started(**environment: str) -> subprocess.Popen[str]:
+        def started(arguments: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
             process = subprocess.Popen(
-                [sys.executable, "-m", "ec2driver"],
+                [sys.executable, "-m", "ec2driver", *arguments],
                 cwd=FOLDER,
-                env={"PATH": os.environ["PATH"], "AWS_ENDPOINT_URL_EC2": cloud.url, **environment},
+                env={"PATH": os.environ["PATH"], "PYTHONPATH": KIT, "AWS_ENDPOINT_URL_EC2": cloud.url, **environment},
                 stderr=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -81,20 +83,20 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
         ({"CMI_ENDPOINT": "127.0.0.1:1"}, "CMI_ENDPOINT"),
         ({"CMI_ENDPOINT": "http://127.0.0.1:1"}, "CMI_ENDPOINT"),
         ({"CMI_ENDPOINT": "tcp://"}, "CMI_ENDPOINT"),
-        ({"CMI_ENDPOINT": "tcp://192.0.2.1:1"}, "CMI_ENDPOINT"),
-        ({"CMI_ENDPOINT": "unix:///nowhere/driver.sock"}, "CMI_ENDPOINT"),
+        ({"CMI_ENDPOINT": "tcp://192.0.2.1:1"}, "tcp://192.0.2.1:1"),
+        ({"CMI_ENDPOINT": "unix:///nowhere/driver.sock"}, "/nowhere/driver.sock"),
         (
             {"CMI_ENDPOINT": "tcp://127.0.0.1:0", "EC2_DRIVER_WAIT_TIMEOUT_SECONDS": "long"},
             "EC2_DRIVER_WAIT_TIMEOUT_SECONDS",
         ),
-        ({"CMI_ENDPOINT": "tls://127.0.0.1:0", "EC2_DRIVER_TLS_CERT_FILE": "a"}, "EC2_DRIVER_TLS_KEY_FILE"),
+        ({"CMI_ENDPOINT": "tls://127.0.0.1:0", "CAPCMI_TLS_CERT_FILE": "a"}, "--tls-key-file"),
     ],
 )
 def test_a_wrong_environment_ends_it_at_once_by_name(start: Process, environment: dict[str, str], named: str) -> None:
     """OPS-03, OPS-13, CMI-179, CMI-181"""
     code, said = ended(start(**environment))
-    assert code == 2, said
-    assert said.splitlines()[-1].startswith("ec2driver: ")
+    assert code == 1, said
+    assert said.splitlines()[-1].startswith("ec2.capcmi.io: ")
     assert named in said.splitlines()[-1]
 
 
@@ -104,7 +106,7 @@ def test_it_serves_ends_on_sigterm_and_logs_no_secret(
 ) -> None:
     """CMI-157, CMI-182, OPS-08, OPS-11: at the highest level of logs, with user data and a token in it."""
     address = free_endpoint() if scheme == "tcp" else f"{tmp_path}/driver.sock"
-    process = start(CMI_ENDPOINT=f"{scheme}://{address}", LOG_LEVEL="debug")
+    process = start(CMI_ENDPOINT=f"{scheme}://{address}", arguments=("--log-level=debug",))
     secrets = {**SECRETS, "userData": b"#cloud-config\ncanary-user-data-987654321\n", "sessionToken": b"canary-session"}
     with grpc.insecure_channel(address if scheme == "tcp" else f"unix:{address}") as channel:
         plugin = ready(channel)
@@ -115,8 +117,11 @@ def test_it_serves_ends_on_sigterm_and_logs_no_secret(
     process.send_signal(signal.SIGTERM)
     code, said = ended(process)
     assert code == 0, said
-    assert "CreateMachine m-1: OK" in said
-    assert "CreateMachine m-2: INVALID_ARGUMENT" in said
+    calls = [line for line in said.splitlines() if "method=CreateMachine" in line]
+    assert len(calls) == 2
+    assert "machine m-1 of cluster" in calls[0]
+    assert "code=OK" in calls[0]
+    assert "code=INVALID_ARGUMENT" in calls[1]
     assert "canary" not in said
     assert list(tmp_path.iterdir()) == [], "files beside the socket"
 
@@ -213,10 +218,10 @@ def test_with_tls_only_a_client_with_a_certificate_is_served(start: Process, tmp
     ours, theirs = Authority(), Authority()
     files = {}
     certificate, key = ours.pair("driver.example.com")
-    for name, content in (("CERT", certificate), ("KEY", key), ("CLIENT_CA", ours.pem)):
+    for name, content in (("TLS_CERT", certificate), ("TLS_KEY", key), ("CLIENT_CA", ours.pem)):
         path = tmp_path / name
         path.write_bytes(content)
-        files[f"EC2_DRIVER_TLS_{name}_FILE"] = str(path)
+        files[f"CAPCMI_{name}_FILE"] = str(path)
     address = free_endpoint()
     start(CMI_ENDPOINT=f"tls://{address}", **files)
 
@@ -235,7 +240,7 @@ def test_with_tls_only_a_client_with_a_certificate_is_served(start: Process, tmp
     with grpc.insecure_channel(address) as channel:
         assert Plugin(channel).Probe(deadline=5).code in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
     # A renewed certificate is used without a restart: that of the other authority is refused by the client.
-    for name, content in zip(("CERT", "KEY"), theirs.pair("driver.example.com"), strict=True):
+    for name, content in zip(("TLS_CERT", "TLS_KEY"), theirs.pair("driver.example.com"), strict=True):
         (tmp_path / name).write_bytes(content)
     assert probe(ours.pair("client")) == "UNAVAILABLE"
 
@@ -255,9 +260,9 @@ def test_documented_certificates_work_for_client_and_server(start: Process, tmp_
     path = f"{kubectl.parent}:{os.environ['PATH']}"
     subprocess.run(["sh", "-ec", commands], cwd=tmp_path, env={"PATH": path}, check=True, capture_output=True)
     files = {
-        "EC2_DRIVER_TLS_CERT_FILE": "capcmi-driver/tls.crt",
-        "EC2_DRIVER_TLS_KEY_FILE": "capcmi-driver/tls.key",
-        "EC2_DRIVER_TLS_CLIENT_CA_FILE": "capcmi-driver/ca.crt",
+        "CAPCMI_TLS_CERT_FILE": "capcmi-driver/tls.crt",
+        "CAPCMI_TLS_KEY_FILE": "capcmi-driver/tls.key",
+        "CAPCMI_CLIENT_CA_FILE": "capcmi-driver/ca.crt",
     }
     address = free_endpoint()
     start(CMI_ENDPOINT=f"tls://{address}", **{name: str(tmp_path / file) for name, file in files.items()})

@@ -12,7 +12,7 @@ from moto.ec2.models.instances import InstanceBackend
 
 from client_tokens import Tokens
 from cloud import Cloud
-from ec2driver.driver import Settings
+from ec2driver.backend import Settings
 from faults import Calls, Fault
 from plugin import SECRETS, Plugin
 
