@@ -32,6 +32,7 @@ type driver[Spec any] struct {
 	backend Backend[Spec]
 	specs   specs[Spec]
 	running machineLocks
+	lists   snapshots
 }
 
 func newDriver[Spec any](info Info, backend Backend[Spec]) (*driver[Spec], error) {

@@ -2,7 +2,6 @@ package cmi
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"maps"
@@ -17,12 +16,8 @@ import (
 	"github.com/capcmi/cluster-api-provider-cmi/sdk/go/internal/faults"
 )
 
-const (
-	// The end of a console's output that a caller keeps.
-	maxConsole = 64 << 10
-	// The beginning of every page token.
-	pageToken = "cmi1:"
-)
+// The end of a console's output that a caller keeps.
+const maxConsole = 64 << 10
 
 // GetExtensionCapabilities declares the calls whose interfaces the back end implements.
 func (d *driver[Spec]) GetExtensionCapabilities(
@@ -245,7 +240,8 @@ func (d *driver[Spec]) GetConsole(
 	return &capcmiv1.GetConsoleResponse{Output: output[max(0, len(output)-maxConsole):]}, err
 }
 
-// ListMachinesPaged is ListMachines with the owner of each VM. A page begins after the id in its token.
+// ListMachinesPaged is ListMachines with the owner of each VM. The back end lists once for all pages, unless the pages are
+// more than a minute apart.
 func (d *driver[Spec]) ListMachinesPaged(
 	ctx context.Context, r *capcmiv1.ListMachinesPagedRequest,
 ) (*capcmiv1.ListMachinesPagedResponse, error) {
@@ -256,37 +252,43 @@ func (d *driver[Spec]) ListMachinesPaged(
 	if r.PageSize < 0 {
 		return nil, invalid("page_size must not be negative")
 	}
-	vms, err := d.list(ctx, r.ProviderSpec)
+	key, err := listKeyOf(r)
 	if err != nil {
 		return nil, err
 	}
-	slices.SortFunc(vms, func(a, b *VM) int { return strings.Compare(a.ID, b.ID) })
-	vms = slices.DeleteFunc(vms, func(vm *VM) bool { return vm.ID <= after })
-	response := &capcmiv1.ListMachinesPagedResponse{}
-	if size := int(r.PageSize); size > 0 && len(vms) > size {
-		vms = vms[:size]
-		response.NextPageToken = base64.RawURLEncoding.EncodeToString([]byte(pageToken + vms[size-1].ID))
+	machines, isKept := d.lists.find(key)
+	isNew := !isKept || after == ""
+	if isNew {
+		if machines, err = d.listed(ctx, r.ProviderSpec); err != nil {
+			return nil, err
+		}
 	}
-	for _, vm := range vms {
-		response.Machines = append(response.Machines, listed(vm, d.info.ListHasState))
+	response := &capcmiv1.ListMachinesPagedResponse{}
+	response.Machines, response.NextPageToken = page(machines, after, int(r.PageSize))
+	if response.NextPageToken == "" {
+		d.lists.forget(key)
+	} else if isNew {
+		d.lists.keep(key, machines)
 	}
 	return response, nil
 }
 
-func readToken(token string) (after string, err error) {
-	if token == "" {
-		return "", nil
+// listed returns the machines of a cluster in the order of their ids.
+func (d *driver[Spec]) listed(ctx context.Context, spec []byte) ([]*listedMachine, error) {
+	vms, err := d.list(ctx, spec)
+	if err != nil {
+		return nil, err
 	}
-	text, err := base64.RawURLEncoding.DecodeString(token)
-	after, ok := strings.CutPrefix(string(text), pageToken)
-	if err != nil || !ok {
-		return "", invalid("page_token is not one of this driver")
+	slices.SortFunc(vms, func(a, b *VM) int { return strings.Compare(a.ID, b.ID) })
+	machines := make([]*listedMachine, len(vms))
+	for i, vm := range vms {
+		machines[i] = listed(vm, d.info.ListHasState)
 	}
-	return after, nil
+	return machines, nil
 }
 
-func listed(vm *VM, hasState bool) *capcmiv1.ListMachinesPagedResponse_ListedMachine {
-	machine := &capcmiv1.ListMachinesPagedResponse_ListedMachine{
+func listed(vm *VM, hasState bool) *listedMachine {
+	machine := &listedMachine{
 		ProviderId:  vm.ID,
 		MachineName: vm.Name,
 		ClusterId:   vm.Tags[ClusterTag],
