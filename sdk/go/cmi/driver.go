@@ -84,7 +84,7 @@ func (d *driver[Spec]) machine(
 	if err != nil {
 		return read, err
 	}
-	if err := requireTags(spec.tags, d.ownerTags(spec.tags)...); err != nil {
+	if err := requireTags(spec.tags, ownerTags(spec.tags)...); err != nil {
 		return read, err
 	}
 	read = machine[Spec]{decoded: spec, providerID: request.providerID}
@@ -108,9 +108,9 @@ func (d *driver[Spec]) existing(
 	return d.machine(ctx, request, decode)
 }
 
-// ownerTags are the tags that a request must have. Only an updater adopts VMs without a machine object.
-func (d *driver[Spec]) ownerTags(tags map[string]string) []string {
-	if _, has := tags[MachineTag]; !has && d.updates() {
+// ownerTags are the tags that a request must have. A request about an adopted VM may lack [MachineTag].
+func ownerTags(tags map[string]string) []string {
+	if _, has := tags[MachineTag]; !has {
 		return []string{ClusterTag}
 	}
 	return []string{ClusterTag, MachineTag}

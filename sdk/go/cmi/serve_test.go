@@ -213,6 +213,22 @@ func TestDeleteIsBusyWhileTheVMIsThere(t *testing.T) {
 	wantStatus(t, "delete", err, codes.Aborted, "still being deleted: fake:///1")
 }
 
+// An adopted VM need not have a machine tag, and neither need a request about it.
+func TestAdoptedVMIsKnownByItsID(t *testing.T) {
+	s := serve(t, &fake{vms: []*VM{vmOf("fake:///1", "theirs"), vmOf("fake:///2", "")}})
+	spec := []byte(`{"tags": {"kubernetes.io/cluster": "c"}}`)
+	for id, code := range map[string]codes.Code{"": codes.OK, "fake:///2": codes.OK, "fake:///3": codes.NotFound} {
+		request := &cmiv1.GetMachineStatusRequest{MachineName: "a", ProviderSpec: spec, ProviderID: id}
+		answer, err := s.machines.GetMachineStatus(patient(t), request)
+		wantStatus(t, "the id "+id, err, code, "")
+		if err == nil && answer.ProviderID != "fake:///2" {
+			t.Errorf("the id %q finds %s", id, answer.ProviderID)
+		}
+	}
+	_, err := s.machines.GetMachineStatus(patient(t), &cmiv1.GetMachineStatusRequest{MachineName: "a", ProviderSpec: specOf("")})
+	wantStatus(t, "an empty tag", err, codes.InvalidArgument, "/tags/capcmi.io~1machine")
+}
+
 // CMI-10, CMI-34: a second call neither waits nor creates.
 func TestOneChangingCallRunsForEachMachine(t *testing.T) {
 	begun, end := make(chan struct{}), make(chan struct{})
