@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Backend is the VM platform of a driver. Spec is a struct with the fields of the provider spec; see [Main].
+// Backend is the VM platform of a driver. Spec is a struct with the fields of the provider spec, or [OpenSpec]; see [Main].
 //
 // Calls arrive in parallel, at most one of Create, Delete and other changes for each machine. A context ends when the
 // caller leaves or its deadline passes; pass it to every request. [SecretsOf] returns the credentials of the call.
@@ -23,7 +23,7 @@ type Backend[Spec any] interface {
 	Create(ctx context.Context, id Identity, spec Spec, boot Bootstrap) (*VM, error)
 
 	// Delete deletes a VM that Find has returned, with its disks and addresses. It may return while the platform
-	// is still busy: the package looks the VM up again, and answers OK only when it is gone.
+	// is still busy: the package looks the VM up again, and answers OK only when it is gone. It may set vm.State.
 	Delete(ctx context.Context, vm *VM) error
 
 	// List returns all VMs of a cluster.
@@ -73,6 +73,19 @@ type Restarter interface {
 type Initializer[Spec any] interface {
 	// Initialize does the missing steps. A repeat does no step again.
 	Initialize(ctx context.Context, vm *VM, spec Spec) error
+}
+
+// Rechecker is an [Initializer] that cannot always tell from Find whether a VM is initialized. InitializeMachine then calls
+// Initialize also without a reason in VM.Uninitialized.
+type Rechecker interface {
+	// Rechecks has no effect.
+	Rechecks()
+}
+
+// Cleaner is a back end whose failed creates leave parts without a VM behind, such as a disk.
+type Cleaner[Spec any] interface {
+	// Clean deletes the parts of a machine that has no VM any longer. DeleteMachine answers OK when it succeeds.
+	Clean(ctx context.Context, id Identity, spec Spec) error
 }
 
 // Updater is a back end that can change a running VM. Fields with the tag `cmi:"hot"` and all tags are updatable.

@@ -132,6 +132,15 @@ func Unknown(format string, arguments ...any) *Error {
 	return newError(codes.Unknown, format, arguments)
 }
 
+// WithCode is an error with a code of gRPC, for back ends whose own errors have codes. OK and NOT_FOUND become UNKNOWN:
+// only [ErrGone] says that a VM does not exist.
+func WithCode(code codes.Code, format string, arguments ...any) *Error {
+	if code == codes.OK || code == codes.NotFound {
+		code = codes.Unknown
+	}
+	return newError(code, format, arguments)
+}
+
 func notFound(id Identity) *Error {
 	return newError(codes.NotFound, "no VM of %s exists", []any{id})
 }

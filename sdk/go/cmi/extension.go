@@ -94,16 +94,17 @@ func (d *driver[Spec]) InitializeMachine(
 	if err != nil {
 		return nil, err
 	}
-	if vm.Uninitialized == "" {
+	isInitialized := vm.Uninitialized == ""
+	if isInitialized && !implements[Rechecker](d.backend) {
 		return toWire(vm), nil
 	}
-	err = d.change(ctx, m.id, vm, func() error {
+	initialize := func() error {
 		if faults.Active.Count(faults.FailInitialize) {
 			return Uninitialized("a step of the initialization failed")
 		}
 		return initializer.Initialize(ctx, vm, m.spec)
-	})
-	if err != nil {
+	}
+	if err := d.change(ctx, m.id, vm, initialize); err != nil {
 		return nil, with(err, vm)
 	}
 	return toWire(vm), nil

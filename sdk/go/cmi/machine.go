@@ -127,20 +127,36 @@ func (d *driver[Spec]) DeleteMachine(
 		return nil, err
 	}
 	defer unlock()
+	state, err := d.deleteAll(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	if cleaner, ok := d.backend.(Cleaner[Spec]); ok {
+		_, err = reach(ctx, func() (struct{}, error) { return struct{}{}, cleaner.Clean(ctx, m.id, m.spec) })
+	}
+	return &cmiv1.DeleteMachineResponse{LastKnownState: state}, err
+}
+
+// deleteAll returns the state of the last VM.
+func (d *driver[Spec]) deleteAll(ctx context.Context, m machine[Spec]) (state []byte, err error) {
 	found, err := d.owned(ctx, m)
 	if err != nil || len(found) == 0 {
-		return &cmiv1.DeleteMachineResponse{}, err
+		return nil, err
 	}
 	for _, vm := range found {
 		if err := d.delete(ctx, m, vm); err != nil {
 			return nil, err
 		}
+		if err := vm.check(); err != nil {
+			return nil, err
+		}
+		state = vm.State
 	}
 	left, err := d.owned(ctx, m)
 	if err == nil && len(left) > 0 {
-		err = Busy("%s is still being deleted: %s", m.id, ids(left))
+		err = Busy("%s is still being deleted: %s", m.id, ids(left)).WithState(state)
 	}
-	return &cmiv1.DeleteMachineResponse{}, err
+	return state, err
 }
 
 func (d *driver[Spec]) delete(ctx context.Context, m machine[Spec], vm *VM) error {

@@ -30,7 +30,8 @@ import (
 //	cmi:"min=10,max=1000"    the allowed range; OUT_OF_RANGE outside
 //	cmi:"hot"                Update changes the field of a running VM
 //
-// A tag `jsonschema` describes the field. See also [Defaulter] and [Validator]. The package reads the field `tags`.
+// A tag `jsonschema` describes the field. See also [Defaulter], [Validator] and [OpenSpec]. The package reads the field
+// `tags`.
 func Main[Spec any](info Info, backend Backend[Spec]) {
 	if err := run(info, backend); err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", info.Name, err)

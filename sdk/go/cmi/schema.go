@@ -45,19 +45,9 @@ func Schema[Spec any]() (json.RawMessage, error) {
 type node = map[string]any
 
 func schemasFor(spec reflect.Type) (*schemas, error) {
-	if spec.Kind() != reflect.Struct {
-		return nil, fmt.Errorf("the provider spec is a %s: it must be a struct", spec)
-	}
-	inferred, err := infer.ForType(spec, nil)
-	if err != nil {
-		return nil, fmt.Errorf("cannot derive a JSON Schema from %s: %w", spec, err)
-	}
-	root, err := generic(inferred)
-	if err != nil {
-		return nil, err
-	}
 	made := &schemas{}
-	if err := made.refine("", spec, root); err != nil {
+	root, err := made.derive(spec)
+	if err != nil {
 		return nil, err
 	}
 	properties, _ := root["properties"].(node)
@@ -81,6 +71,24 @@ func schemasFor(spec reflect.Type) (*schemas, error) {
 	}
 	made.types, err = compile(withoutValues(root).(node))
 	return made, err
+}
+
+func (s *schemas) derive(spec reflect.Type) (node, error) {
+	if spec == reflect.TypeFor[OpenSpec]() {
+		return node{"type": "object"}, nil
+	}
+	if spec.Kind() != reflect.Struct {
+		return nil, fmt.Errorf("the provider spec is a %s: it must be a struct or an OpenSpec", spec)
+	}
+	inferred, err := infer.ForType(spec, nil)
+	if err != nil {
+		return nil, fmt.Errorf("cannot derive a JSON Schema from %s: %w", spec, err)
+	}
+	root, err := generic(inferred)
+	if err != nil {
+		return nil, err
+	}
+	return root, s.refine("", spec, root)
 }
 
 func generic(schema *infer.Schema) (node, error) {

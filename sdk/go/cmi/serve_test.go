@@ -16,6 +16,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -213,6 +214,38 @@ func TestDeleteIsBusyWhileTheVMIsThere(t *testing.T) {
 	wantStatus(t, "delete", err, codes.Aborted, "still being deleted: fake:///1")
 }
 
+// cleaning is a back end whose machines leave parts behind.
+type cleaning struct {
+	*fake
+	cleaned []string
+}
+
+func (c *cleaning) Clean(_ context.Context, id Identity, _ noFields) error {
+	c.cleaned = append(c.cleaned, id.Name)
+	return nil
+}
+
+func TestDeleteReturnsTheStateAndCleansUpWhenNoVMIsLeft(t *testing.T) {
+	backend := &cleaning{fake: &fake{vms: []*VM{vmOf("fake:///1", "ours")}}}
+	backend.delete = func(vm *VM) error { vm.State = []byte("detaching"); return nil }
+	s := serve(t, backend)
+	request := &cmiv1.DeleteMachineRequest{MachineName: "a", ProviderSpec: specOf("ours")}
+	var trailer metadata.MD
+	_, err := s.machines.DeleteMachine(patient(t), request, grpc.Trailer(&trailer))
+	wantStatus(t, "a VM that is left", err, codes.Aborted, "")
+	if got := trailer.Get(stateKey); !slices.Equal(got, []string{"detaching"}) || len(backend.cleaned) > 0 {
+		t.Errorf("the state is %v, and cleaned are %v", got, backend.cleaned)
+	}
+	backend.delete = func(vm *VM) error {
+		vm.State, backend.vms = []byte("gone"), nil
+		return nil
+	}
+	answer, err := s.machines.DeleteMachine(patient(t), request)
+	if err != nil || string(answer.LastKnownState) != "gone" || !slices.Equal(backend.cleaned, []string{"a"}) {
+		t.Errorf("got %v, %v; cleaned are %v", answer, err, backend.cleaned)
+	}
+}
+
 // An adopted VM need not have a machine tag, and neither need a request about it.
 func TestAdoptedVMIsKnownByItsID(t *testing.T) {
 	s := serve(t, &fake{vms: []*VM{vmOf("fake:///1", "theirs"), vmOf("fake:///2", "")}})
@@ -295,6 +328,32 @@ func TestUnusableVMOfTheBackEndIsInternal(t *testing.T) {
 		backend.create = func(context.Context) (*VM, error) { return vm, nil }
 		_, err := s.machines.CreateMachine(patient(t), &cmiv1.CreateMachineRequest{MachineName: "a", ProviderSpec: specOf("ours")})
 		wantStatus(t, name, err, codes.Internal, "the driver re")
+	}
+}
+
+// initializing is a back end with Initialize, and rechecking one that cannot tell whether a VM is initialized.
+type initializing struct {
+	*fake
+	initialized int
+}
+
+func (i *initializing) Initialize(context.Context, *VM, noFields) error { i.initialized++; return nil }
+
+type rechecking struct{ *initializing }
+
+func (rechecking) Rechecks() {}
+
+func TestVMWithoutAReasonIsInitializedForARecheckerOnly(t *testing.T) {
+	plain := &initializing{fake: &fake{vms: []*VM{vmOf("fake:///1", "ours")}}}
+	recheck := rechecking{&initializing{fake: &fake{vms: []*VM{vmOf("fake:///1", "ours")}}}}
+	for _, backend := range []Backend[noFields]{plain, recheck} {
+		request := &capcmiv1.InitializeMachineRequest{MachineName: "a", ProviderSpec: specOf("ours")}
+		if _, err := serve(t, backend).extension.InitializeMachine(patient(t), request); err != nil {
+			t.Error(err)
+		}
+	}
+	if plain.initialized != 0 || recheck.initialized != 1 {
+		t.Errorf("initialized %d and %d times", plain.initialized, recheck.initialized)
 	}
 }
 

@@ -31,6 +31,9 @@ type Validator interface {
 	Validate() error
 }
 
+// OpenSpec is a Spec whose back end checks the fields itself. The driver publishes a schema that allows every field.
+type OpenSpec map[string]json.RawMessage
+
 // specs decodes provider specs.
 type specs[Spec any] struct{ *schemas }
 

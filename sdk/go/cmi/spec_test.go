@@ -37,6 +37,24 @@ func testSpecs(t *testing.T) specs[testSpec] {
 	return made
 }
 
+func TestOpenSpecHasEveryFieldButTheTags(t *testing.T) {
+	specs, err := newSpecs[OpenSpec]()
+	if err != nil {
+		t.Fatal(err)
+	}
+	read, err := specs.decodeNew([]byte(`{"big": 12345678901234567890, "nets": [{"b": 1, "a": null}], "tags": {"team": "a"}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(read.spec)
+	if err != nil || string(text) != `{"big":12345678901234567890,"nets":[{"a":null,"b":1}]}` || read.tags["team"] != "a" {
+		t.Errorf("got %s with the tags %v, %v", text, read.tags, err)
+	}
+	if _, err := specs.decode([]byte(`{"tags": {"team": 7}}`)); err == nil || !strings.Contains(err.Error(), "/tags/team") {
+		t.Errorf("a tag that is no text: %v", err)
+	}
+}
+
 // DRV-04, CMI-30, CMI-48: a misread spec would make the wrong VM.
 func TestSpecIsDecodedStrictly(t *testing.T) {
 	specs := testSpecs(t)

@@ -36,6 +36,9 @@ func TestErrorsOfTheBackEndGetCodes(t *testing.T) {
 		{t.Context(), fmt.Errorf("a secret text: %w", context.Canceled), codes.DeadlineExceeded},
 		{ended, fmt.Errorf("a secret text: %w", context.Canceled), codes.Canceled},
 		{t.Context(), fmt.Errorf("around: %w", Exhausted("full")), codes.ResourceExhausted},
+		{t.Context(), WithCode(codes.DataLoss, "lost"), codes.DataLoss},
+		{t.Context(), WithCode(codes.NotFound, "no image"), codes.Unknown},
+		{t.Context(), WithCode(codes.OK, "fine"), codes.Unknown},
 	} {
 		got := coded(test.ctx, test.err)
 		if got.code != test.code || strings.Contains(got.message, "secret") {

@@ -23,7 +23,7 @@ type UserDataReader interface {
 }
 
 // ChangeCounter is a back end that counts its changes. Without it, the calls that change a VM are counted. An Update that
-// finds nothing to change needs it.
+// finds nothing to change needs it, and so does an Initialize of a [cmi.Rechecker].
 type ChangeCounter interface {
 	Changes(ctx context.Context) (int, error)
 }

@@ -19,6 +19,8 @@ type Suite struct {
 	BadSecrets []map[string]string `json:"badSecrets,omitempty"`
 	// RestrictedSecrets are valid credentials without rights.
 	RestrictedSecrets map[string]string `json:"restrictedSecrets,omitempty"`
+	// MandatoryFields are JSON pointers to required fields. Run adds those that follow from the type of the spec.
+	MandatoryFields []string `json:"mandatoryFields,omitempty"`
 	// InvalidSpecs are changes that make the spec invalid. Run adds those that follow from the type of the spec.
 	InvalidSpecs []any `json:"invalidSpecs,omitempty"`
 	// OutOfRangeSpecs are changes that ask for a size that does not exist. Run adds those above a `max` of the spec.
@@ -77,7 +79,6 @@ type Migration struct {
 type configuration struct {
 	Suite
 	NoCredentials     bool                `json:"noCredentials"`
-	MandatoryFields   []string            `json:"mandatoryFields,omitempty"`
 	PersistentVolumes *persistentVolumes  `json:"persistentVolumes,omitempty"`
 	Hooks             map[string][]string `json:"hooks"`
 	Logs              []string            `json:"logs"`
@@ -100,6 +101,7 @@ func (s Suite) configuration(schema json.RawMessage) (configuration, error) {
 		return configuration{}, err
 	}
 	made := configuration{Suite: s, NoCredentials: len(s.Secrets) == 0}
+	made.MandatoryFields = slices.Clone(s.MandatoryFields)
 	for _, name := range fields.Required {
 		made.MandatoryFields = append(made.MandatoryFields, "/"+name)
 	}
