@@ -107,6 +107,7 @@ test-python: ## Run the tests of the kit for drivers in Python and of the Python
 .PHONY: test-go
 test-go: ## Run the tests of the kit for drivers in Go alone.
 	cd sdk/go && CGO_ENABLED=1 go test -race -short ./...
+	cd sdk/go/mcmbridge && CGO_ENABLED=1 go test -race -short ./...
 
 TEST_LIBVIRT = CAPCMI_LIBVIRT_TESTS=required $(CARGO) test -p capcmi-driver-libvirt --locked
 
@@ -198,6 +199,7 @@ lint-go: ## Check format, lints and generated code of the kit and the driver in 
 	@unformatted=$$(gofmt -l sdk/go examples/drivers/go); [ -z "$$unformatted" ] || { echo "gofmt -w $$unformatted" >&2; exit 1; }
 	sdk/go/generate.sh check
 	cd sdk/go && go vet ./... && go vet -tags cmifaults ./cmi && go mod tidy -diff
+	cd sdk/go/mcmbridge && go vet ./... && go mod tidy -diff
 	cd examples/drivers/go && go vet ./... && go mod tidy -diff
 
 .PHONY: lint-prose
