@@ -18,6 +18,7 @@ mod in_place_update;
 mod late_create;
 mod leadership;
 mod lifecycle;
+mod mcm;
 mod memory;
 mod migrate;
 mod moving;

@@ -7,6 +7,7 @@ mod go;
 mod guests;
 mod http;
 mod install;
+mod mcm;
 mod program;
 mod provider;
 mod python;
@@ -19,6 +20,7 @@ pub use self::{
     guests::guests,
     http::get,
     install::{definitions, install, permitted},
+    mcm::mcm_driver,
     program::program,
     provider::{Launch, Launched, NAMESPACE, SERVICE_ACCOUNT, free_address, service_account},
     python::{Ec2, Ec2Guest, Python, python_drivers, python_kit},

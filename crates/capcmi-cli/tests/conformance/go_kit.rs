@@ -85,9 +85,19 @@ async fn the_go_quickstart_reaches_the_verdict_full() -> Result<()> {
 
 /// Runs the tests of the kit with these names, which run the suite.
 async fn kit_tests(names: &str) -> Result<String> {
+    tests_of("sdk/go", "./cmitest", names).await
+}
+
+async fn tests_of(module: &str, package: &str, names: &str) -> Result<String> {
     let pattern = format!("-run={names}");
-    let arguments = ["test", "-count=1", "-v", &pattern, "./cmitest"];
-    go(&repository().join("sdk/go"), &arguments).await
+    let arguments = ["test", "-count=1", "-v", &pattern, package];
+    go(&repository().join(module), &arguments).await
+}
+
+/// The bridge keeps the contract for a driver that knows a machine by its name.
+#[tokio::test]
+async fn the_fake_driver_of_mcm_reaches_the_verdict_full() -> Result<()> {
+    reaches_full(&tests_of("sdk/go/mcmbridge", ".", "TestFakeDriverOfMCM").await?)
 }
 
 /// The back end of this test offers every optional call. No case is skipped.
