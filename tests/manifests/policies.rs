@@ -3,10 +3,14 @@
 use anyhow::{Result, ensure};
 use capcmi::api::MACHINE_FINALIZER;
 use capcmi::api::annotations::{self, RESERVED_ANNOTATIONS};
+use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, PropagationPolicy},
+    api::{
+        DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, PropagationPolicy,
+        WatchEvent, WatchParams,
+    },
 };
 use management_cluster::eventually;
 use serde_json::{Value, json};
@@ -524,6 +528,14 @@ async fn a_hosted_control_plane_may_set_the_endpoint_and_nothing_else() -> Resul
         Ok(merge(&hosted, "c", endpoint.clone()).await.map(drop)?)
     })
     .await?;
+    // Kamaji and k0smotron read from a cache, and k0smotron replaces the object.
+    hosted.list(&ListParams::default()).await?;
+    let mut events = hosted.watch(&WatchParams::default(), "0").await?.boxed();
+    let first = events.try_next().await?;
+    ensure!(matches!(first, Some(WatchEvent::Added(_))), "{first:?}");
+    let mut whole = hosted.get("c").await?;
+    whole.data["spec"]["controlPlaneEndpoint"]["port"] = json!(443);
+    hosted.replace("c", &PostParams::default(), &whole).await?;
     refusal(hosted.delete("c", &DeleteParams::default()).await)?;
     refusal(
         hosted

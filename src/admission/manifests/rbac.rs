@@ -166,10 +166,13 @@ pub const KUBEADM_CONTROL_PLANE: &[Rule] = &[
 
 /// Providers of hosted control planes, by a separate aggregation or a binding. Their API server has its
 /// address before any machine exists.
+///
+/// Kamaji and k0smotron read InfraClusters from a cache, which lists and watches. Kamaji patches the
+/// endpoint, and k0smotron replaces the whole object.
 pub const HOSTED_CONTROL_PLANE: &[Rule] = &[Rule {
     group: GROUP,
     resources: &["infraclusters"],
-    verbs: &["get", "patch"],
+    verbs: &["get", "list", "patch", "update", "watch"],
     why: "A hosted control plane sets spec.controlPlaneEndpoint of the InfraCluster. It makes no machines.",
 }];
 
