@@ -1,9 +1,12 @@
 //! The admission policies: templates are immutable, and nobody can forge identities and providerIDs.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Result, ensure};
 use capcmi::api::MACHINE_FINALIZER;
 use capcmi::api::annotations::{self, RESERVED_ANNOTATIONS};
-use futures::{StreamExt as _, TryStreamExt as _};
+use capcmi::api::identity::VmRecord;
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, ResourceExt,
@@ -456,21 +459,33 @@ async fn a_secret_stays_while_a_machine_names_it() -> Result<()> {
     let administrator = User::Administrator.client(&namespace).await?;
     let secrets: Api<Secret> = Api::namespaced(administrator, &namespace);
     let machines = api(User::Administrator, &namespace, "InfraMachine").await?;
-    for name in ["named", "made-with", "bootstrap"] {
+    for name in ["named", "made-with", "made", "bootstrap"] {
         let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}});
         secrets
             .create(&PostParams::default(), &serde_json::from_value(secret)?)
             .await?;
     }
-    let record = json!({"madeFrom": {"driver": "d", "secret": "made-with", "providerSpec": {}}}).to_string();
-    let record = record.replace(
-        r#""providerSpec":{},"secret":"made-with""#,
-        r#""secret":"made-with","providerSpec":{}"#,
+    // As a tool has rewritten it, and as the provider writes it.
+    let rewritten = concat!(
+        r#"{"madeFrom":{"driver":"d","providerSpec":{},"secret":"made-with"},"cluster":"c","#,
+        r#""machine":"n/m/u","state":{"name":"Exists"},"version":"v1"}"#
     );
-    let metadata = json!({"annotations": {IDENTITY: record}});
+    let written = VmRecord::parse(rewritten)?.annotation()?;
+    let records = [written.as_str(), rewritten];
+    ensure!(records[0] != records[1], "the order of the keys is the same");
+    let metadata = |record: &str| json!({"annotations": {IDENTITY: record}});
     let spec = json!({"secretRef": {"name": "named"}});
-    create(&machines, &object("InfraMachine", "m", &metadata, &spec)).await??;
-    for name in ["named", "made-with"] {
+    create(
+        &machines,
+        &object("InfraMachine", "m", &metadata(records[0]), &spec),
+    )
+    .await??;
+    for (name, record) in [
+        ("named", records[0]),
+        ("made-with", records[0]),
+        ("made-with", records[1]),
+    ] {
+        merge(&machines, "m", json!({"metadata": metadata(record)})).await?;
         eventually(DEADLINE, "the policy of Secrets", async || {
             let dry_run = DeleteParams {
                 dry_run: true,
@@ -483,7 +498,9 @@ async fn a_secret_stays_while_a_machine_names_it() -> Result<()> {
         .await?;
         refusal(secrets.delete(name, &DeleteParams::default()).await)?;
     }
-    secrets.delete("bootstrap", &DeleteParams::default()).await?;
+    for name in ["made", "bootstrap"] {
+        secrets.delete(name, &DeleteParams::default()).await?;
+    }
     refusal(
         secrets
             .delete_collection(&DeleteParams::default(), &ListParams::default())
@@ -495,6 +512,59 @@ async fn a_secret_stays_while_a_machine_names_it() -> Result<()> {
             Ok(secrets.delete(name, &DeleteParams::default()).await.map(drop)?)
         })
         .await?;
+    }
+    Ok(())
+}
+
+/// The policy is evaluated once for each InfraMachine of the namespace.
+#[tokio::test]
+#[ignore = "long: creates 10,000 objects; runs in make test-all"]
+async fn a_secret_is_deleted_quickly_beside_many_machines() -> Result<()> {
+    const SAMPLES: usize = 5;
+    let namespace = namespace().await?;
+    let client = User::Administrator.client(&namespace).await?;
+    let secrets: Api<Secret> = Api::namespaced(client, &namespace);
+    let machines = api(User::Administrator, &namespace, "InfraMachine").await?;
+    let new_secret = async |name: &str| {
+        let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}});
+        let secret = serde_json::from_value(secret)?;
+        anyhow::Ok(secrets.create(&PostParams::default(), &secret).await?)
+    };
+    new_secret("held").await?;
+    let provider_spec = json!({"vmPool": "default", "size": "small", "labels": {"text": "x".repeat(1000)}});
+    let create_machine = async |number: usize| {
+        let name = format!("m{number}");
+        let record = json!({
+            "version": "v1", "machine": format!("{namespace}/{name}/u"), "cluster": "c",
+            "state": {"name": "Exists"},
+            "madeFrom": {"driver": "d", "secret": "held", "providerSpec": provider_spec},
+        });
+        let metadata = json!({"annotations": {IDENTITY: record.to_string()}});
+        let spec = json!({"secretRef": {"name": "held"}, "providerSpec": provider_spec});
+        create(&machines, &object("InfraMachine", &name, &metadata, &spec)).await??;
+        anyhow::Ok(())
+    };
+    let mut created = 0;
+    for count in [1_000, 10_000] {
+        let more = stream::iter(created..count).map(Ok);
+        more.try_for_each_concurrent(16, create_machine).await?;
+        created = count;
+        let mut slowest = [Duration::ZERO; 2];
+        for sample in 0..SAMPLES {
+            new_secret("free").await?;
+            let start = Instant::now();
+            secrets.delete("free", &DeleteParams::default()).await?;
+            slowest[0] = slowest[0].max(start.elapsed());
+            let start = Instant::now();
+            let message = refusal(secrets.delete("held", &DeleteParams::default()).await)?;
+            slowest[1] = slowest[1].max(start.elapsed());
+            ensure!(
+                message.contains("needs this Secret"),
+                "sample {sample}: {message}"
+            );
+        }
+        println!("{count} InfraMachines: deletion {slowest:?} [free, held], the slowest of {SAMPLES}");
+        ensure!(slowest.iter().all(|slow| *slow < Duration::from_secs(5)));
     }
     Ok(())
 }
