@@ -1,5 +1,6 @@
 //! The object of one reconcile. Only this module writes it.
 
+use std::borrow::Cow;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use super::status::{self, SecretMovability, in_progress};
 use crate::api::bounded;
 use crate::api::identity::{self, VmEvent, VmRecord};
 use crate::api::progress::Task;
-use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};
+use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec, InfraMachineStatus};
 use crate::api::wall_clock;
 use crate::api::{DeserializeGuard, MACHINE_FINALIZER, ObjectMetaExt as _, annotations};
 use crate::apiserver::{Error, finalizers, patch_metadata, publish_status};
@@ -51,6 +52,8 @@ pub struct Object<'a> {
     ctx: &'a Context,
     api: Api<InfraMachine>,
     latest: Arc<InfraMachine>,
+    /// The generation that the plan was based on, once a later one was read.
+    planned_generation: Option<i64>,
     secret_movability: SecretMovability,
 }
 
@@ -62,6 +65,7 @@ impl<'a> Object<'a> {
             ctx,
             api: Api::namespaced(ctx.client.clone(), namespace),
             latest,
+            planned_generation: None,
             secret_movability: SecretMovability::Unread,
         }
     }
@@ -75,6 +79,16 @@ impl<'a> Object<'a> {
     /// The newest known version.
     pub fn get(&self) -> &InfraMachine {
         &self.latest
+    }
+
+    /// The newest known version, with the generation of the spec that the plan was based on. A user may have
+    /// changed the spec since, and the status must not report that change as observed.
+    pub fn as_planned(&self) -> Cow<'_, InfraMachine> {
+        let mut machine = Cow::Borrowed(&*self.latest);
+        if self.planned_generation.is_some() {
+            machine.to_mut().metadata.generation = self.planned_generation;
+        }
+        machine
     }
 
     /// The UID. Empty if the API server has not assigned it.
@@ -250,7 +264,7 @@ impl<'a> Object<'a> {
         if let Ok(answer) = timeout(LONG, &mut call).await {
             return answer;
         }
-        let wanted = in_progress(&self.latest, operation, since);
+        let wanted = in_progress(&self.as_planned(), operation, since);
         let say = async {
             if let Err(error) = self.patch_status(wanted).await {
                 let name = self.name();
@@ -270,6 +284,13 @@ impl<'a> Object<'a> {
             .map_err(|error| Error::api(action, error))?;
         if live.metadata.uid != self.latest.metadata.uid {
             return Err(Error::Gone { action });
+        }
+        let spec_of = |machine: &InfraMachine| InfraMachineSpec {
+            provider_id: None,
+            ..machine.spec.clone()
+        };
+        if spec_of(&live) != spec_of(&self.latest) {
+            self.planned_generation = self.planned_generation.or(self.latest.metadata.generation);
         }
         self.set_latest(live);
         Ok(())

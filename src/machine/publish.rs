@@ -95,7 +95,7 @@ pub async fn write(
         object.remove_finalizer().await?;
         ctx.states.forget(&uid);
     } else {
-        let status = status::after(object.get(), outcome, timing);
+        let status = status::after(&object.as_planned(), outcome, timing);
         object.patch_status(status).await?;
         ctx.states.published(&uid);
         record_published(ctx, &uid, gathered, outcome, timing.wait);

@@ -121,8 +121,13 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, timing: RetryTiming) -> 
     }
     draft.ignored_change();
     draft.not_ready_taint();
-    // The look-up of a VM that is up comes before the comparison of its spec.
-    let is_compared = !matches!(outcome, Outcome::Failed(failure) if failure.is_recheck_of(machine));
+    // The spec of a VM that is up is compared after its look-up, and only with a driver.
+    let is_compared = match outcome {
+        Outcome::Failed(failure) => !failure.is_recheck_of(machine),
+        Outcome::Provisioned(_) => !machine.is_provisioned(),
+        Outcome::Blocked(block) => block.condition != DRIVER_REACHABLE,
+        _ => true,
+    };
     if is_compared {
         draft.status.observed_generation = machine.metadata.generation;
     }

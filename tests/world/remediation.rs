@@ -123,6 +123,12 @@ async fn nothing_is_restarted_while_paused() -> Result<()> {
         }
         management_cluster::apply(&world.admin, made).await?;
         shows(&world, "m", PAUSED, |shown| shown.status == "True").await?;
+        let paused = remediation(&world, "m").await?.context("no remediation")?;
+        let observed = paused.status.and_then(|status| status.observed_generation);
+        ensure!(
+            observed != paused.metadata.generation,
+            "a paused remediation is observed"
+        );
         tokio::time::sleep(A_WHILE).await;
         let seen = cloud.count(Operation::RestartMachine, "m")?;
         ensure!(seen == calls, "{kind}: restarted {seen} times");

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use super::*;
 use crate::api::conditions::{self, reason};
 use crate::api::identity::VmState;
-use crate::api::v1alpha1::OperationState;
+use crate::api::v1alpha1::{OperationState, SecretReference};
 use crate::machine::fakes::Server;
 use crate::machine::fixtures::{at, machine, now, record};
 
@@ -52,6 +52,29 @@ async fn a_change_of_the_record_is_made_to_the_record_as_it_is_now() {
         .record_last_known_state(LastKnownState::new(vec![1]).as_ref())
         .await;
     assert!(matches!(lost, Err(Error::Conflict { .. })), "{lost:?}");
+}
+
+/// The status describes the spec of the plan, and not a later change by a user.
+#[tokio::test]
+async fn a_spec_that_changed_during_a_call_is_not_observed() {
+    let server = Server::with(&machine().identified().generation(1).build());
+    let ctx = server.context(Vec::new());
+    let mut object = Object::new(&ctx, Arc::new(server.object()));
+    server.touch();
+    object.patch_provider_id("sim://1", None).await.unwrap();
+    assert_eq!(object.as_planned().metadata, object.get().metadata);
+
+    server.change(|machine| {
+        machine.spec.secret_ref = Some(SecretReference {
+            name: "other".to_owned(),
+        });
+        machine.metadata.generation = Some(7);
+    });
+    let change = |record: VmRecord| record.after(VmEvent::UpdateIssued);
+    let written = object.change_record("testing", change, Moves::AsBefore, None);
+    written.await.unwrap();
+    assert_eq!(object.get().metadata.generation, Some(7));
+    assert_eq!(object.as_planned().metadata.generation, Some(1));
 }
 
 /// The refusal of one create does not cover other creates.

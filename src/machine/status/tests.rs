@@ -577,6 +577,32 @@ fn an_earlier_failure_is_history_once_the_new_spec_is_tried() {
     assert_eq!(status.observed_generation, Some(2));
 }
 
+/// GitOps tools would take a change for applied that nobody has compared with the VM.
+#[test]
+fn a_spec_that_was_not_compared_is_not_observed() {
+    let changed = || machine().provisioned().generation(2).observed(1);
+    let not_configured = blocked(world().driver_not_configured().plan(changed()));
+    for outcome in [
+        not_configured,
+        provisioned(vm()),
+        failed(Call::Refresh, Code::Unavailable),
+    ] {
+        let status = status_of(changed(), &outcome);
+        assert_eq!(status.observed_generation, Some(1), "{outcome:?}");
+    }
+    let compared = Outcome::UpToDate {
+        reachability: reachability(None),
+        not_updatable: Vec::new(),
+        requeue_after: None,
+    };
+    assert_eq!(status_of(changed(), &compared).observed_generation, Some(2));
+    let created = machine().identified().generation(2).observed(1);
+    assert_eq!(
+        status_of(created, &provisioned(vm())).observed_generation,
+        Some(2)
+    );
+}
+
 /// The spec changed during a pause, so it has not been tried when the pause ends.
 #[test]
 fn a_pause_does_not_make_an_old_failure_one_of_the_new_spec() {

@@ -83,7 +83,6 @@ pub async fn publish_pause(
     let mut status = remediation.status.clone().unwrap_or_default();
     let mut conditions = Setter::new(&mut status.conditions, metadata, now);
     conditions.set(PAUSED, ConditionStatus::True, reason::PAUSED, by);
-    status.observed_generation = metadata.generation;
     write(remediation, &remediation.metadata, ctx, &status).await
 }
 
