@@ -265,6 +265,7 @@ impl MachineFixture {
                 attempts: 3,
                 last_update_time: Time(now()),
                 next_retry_time: Some(Time(at(seconds))),
+                inputs: None,
             });
         })
     }

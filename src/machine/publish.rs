@@ -17,8 +17,8 @@ use super::plan::{address_poll_interval, is_unsettled, settling_poll_interval};
 use super::runtime_state::{LookUpHint, Retry, RetryCondition, UnimplementedCall};
 use super::status::{self, RetryTiming};
 use crate::api::addresses;
-use crate::api::retry::jitter;
-use crate::api::v1alpha1::{InfraMachine, OperationType};
+use crate::api::retry::{Disposition, jitter};
+use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, OperationType};
 use crate::api::wall_clock;
 use crate::api::{ObjectMetaExt as _, conditions};
 use crate::apiserver::Error;
@@ -95,7 +95,7 @@ pub async fn write(
         object.remove_finalizer().await?;
         ctx.states.forget(&uid);
     } else {
-        let status = status::after(&object.as_planned(), outcome, timing);
+        let status = status_after(&object.as_planned(), gathered, outcome, timing);
         object.patch_status(status).await?;
         ctx.states.published(&uid);
         record_published(ctx, &uid, gathered, outcome, timing.wait);
@@ -107,6 +107,23 @@ pub async fn write(
         ctx.events.record(before, note).await;
     }
     Ok(())
+}
+
+/// Returns the status after an outcome. After a create that failed for good, it has the inputs, so that any
+/// process notices a change.
+fn status_after(
+    machine: &InfraMachine,
+    gathered: &Gathered,
+    outcome: &Outcome,
+    timing: RetryTiming,
+) -> InfraMachineStatus {
+    let mut status = status::after(machine, outcome, timing);
+    if let (Outcome::Failed(failure), Some(last)) = (outcome, &mut status.last_operation)
+        && failure.disposition == Disposition::Terminal
+    {
+        last.inputs = Some(gathered.observed.inputs.to_string());
+    }
+    status
 }
 
 /// Returns the VM of an outcome if its id may be new.

@@ -274,8 +274,11 @@ impl Draft<'_> {
         if is_shown || self.machine.is_provisioned() {
             return;
         }
-        // An earlier wait had a different cause.
+        // An earlier wait had a different cause. A failure for good ends with the change that requested this
+        // create.
         self.clear_next_retry_time();
+        self.status.failure_reason = None;
+        self.status.failure_message = None;
         let message = format!(
             "{CREATES_SUSPENDED}; one machine retries every {} minutes, or when the driver requests it; \
                 {RETRY_NOW_HINT}{}",

@@ -92,6 +92,7 @@ async fn a_status_comes_back_as_it_was_written() -> Result<()> {
             attempts: 3,
             last_update_time: now.clone(),
             next_retry_time: Some(now.clone()),
+            inputs: Some(u64::MAX.to_string()),
         }),
         observed_generation: Some(1),
     };
@@ -105,6 +106,7 @@ async fn a_status_comes_back_as_it_was_written() -> Result<()> {
             attempts: 0,
             last_update_time: now,
             next_retry_time: None,
+            inputs: None,
         }),
         ..InfraMachineStatus::default()
     };

@@ -69,11 +69,19 @@ async fn a_taken_name_is_tried_once_for_each_changed_annotation() -> Result<()> 
         );
         refused(&machine, "AlreadyExists").await?;
     }
-    // A new process does not know the annotations of the last attempt, and tries nothing.
     drop(replica);
-    let _provider = provider.start(&world).await?;
+    let replica = provider.start(&world).await?;
     tokio::time::sleep(LONG).await;
     ensure!(creates()? == 3, "{} creates after a restart", creates()?);
+    // A change counts also while no provider runs.
+    drop(replica);
+    machine.patch(annotate("unseen")).await?;
+    for _ in 0..2 {
+        let _provider = provider.start(&world).await?;
+        tokio::time::sleep(LONG).await;
+        ensure!(creates()? == 4, "{} creates after an unseen change", creates()?);
+    }
+    let _provider = provider.start(&world).await?;
     let vm = cloud.holds(1).await?.remove(0);
     ensure!(vm.provider_id() == foreign, "another VM");
 
@@ -86,8 +94,40 @@ async fn a_taken_name_is_tried_once_for_each_changed_annotation() -> Result<()> 
             .is_some_and(|status| status.failure_reason.is_none()),
         "the failure stays"
     );
-    ensure!(creates()? == 4, "{} creates", creates()?);
+    ensure!(creates()? == 5, "{} creates", creates()?);
     cloud.holds(1).await?;
+    Ok(())
+}
+
+/// The retry is not lost while creates of the class are suspended.
+#[tokio::test(start_paused = true)]
+async fn a_requested_retry_waits_for_capacity() -> Result<()> {
+    let world = World::without_core("retry-capacity").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let stage = Stage::set(&world).await?;
+    let no_room = json!({"operation": "CreateMachine", "machine": "other", "code": "ResourceExhausted"});
+    let invalid = json!({"operation": "CreateMachine", "machine": "m", "code": "InvalidArgument"});
+    cloud.fail(json!([no_room, invalid]))?;
+    let machine = stage.machine("m").create().await?;
+    refused(&machine, "InvalidArgument").await?;
+    let other = stage.machine("other").create().await?;
+    other
+        .until("no capacity", |machine| {
+            says(machine, conditions::READY, "False", "ResourceExhausted")
+        })
+        .await?;
+    machine.patch(annotate("1")).await?;
+    machine
+        .until("a wait for capacity", |machine| {
+            says(machine, conditions::READY, "False", "WaitingForCapacity")
+        })
+        .await?;
+    cloud.fail(json!([]))?;
+    tokio::time::sleep(LONG).await;
+    machine.provisioned().await?;
+    let creates = cloud.count(Operation::CreateMachine, "m")?;
+    ensure!(creates == 2, "{creates} creates");
     Ok(())
 }
 

@@ -439,6 +439,10 @@ pub struct LastOperation {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub next_retry_time: Option<Time>,
+    /// Fingerprint of the inputs of a create that failed for good.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub inputs: Option<String>,
 }
 
 impl LastOperation {
@@ -453,6 +457,7 @@ impl LastOperation {
             attempts: 0,
             last_update_time: Time(at),
             next_retry_time: None,
+            inputs: None,
         }
     }
 }

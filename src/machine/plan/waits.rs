@@ -24,8 +24,9 @@ pub fn retry_wait(observed: &Observed) -> Option<Action> {
     recorded_wait(observed)
 }
 
-/// Returns the wait that the status shows, for a process that has no wait in memory. `inputs` are the current
-/// inputs. A later change of them ends this wait, which is never longer than the earlier process planned.
+/// Returns the wait that the status shows, for a process that has no wait in memory. It is never longer than
+/// the earlier process planned. A change of the inputs ends it. Without recorded inputs, the current `inputs`
+/// count as unchanged.
 pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs: u64) -> Option<Retry> {
     let status = machine.status.as_ref()?;
     let last = status.last_operation.as_ref()?;
@@ -54,7 +55,11 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
             Some(_) | None => RetryTrigger::Other,
         },
         until,
-        inputs,
+        inputs: last
+            .inputs
+            .as_ref()
+            .and_then(|inputs| inputs.parse().ok())
+            .unwrap_or(inputs),
         unpublished: None,
     })
 }
