@@ -154,19 +154,18 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
 /// Returns why no machine can be made from the template, for any Machine, with the path of the field; `None`
 /// where nothing prevents it.
 pub fn violation(template: &InfraMachineTemplate, capabilities: &Capabilities) -> Option<String> {
-    let check = |spec: &ProviderSpec| capabilities.spec_error(spec);
-    violation_by(template, check)
+    violation_by(template, capabilities, Capabilities::spec_error)
 }
 
 /// Returns the fault of the template that no patch of a ClusterClass repairs by adding fields.
 fn given_violation(template: &InfraMachineTemplate, capabilities: &Capabilities) -> Option<String> {
-    let check = |spec: &ProviderSpec| capabilities.given_spec_error(spec);
-    violation_by(template, check)
+    violation_by(template, capabilities, Capabilities::given_spec_error)
 }
 
 fn violation_by(
     template: &InfraMachineTemplate,
-    check: impl FnOnce(&ProviderSpec) -> Option<String>,
+    capabilities: &Capabilities,
+    check: impl FnOnce(&Capabilities, &ProviderSpec) -> Option<String>,
 ) -> Option<String> {
     let spec = &template.spec.template.spec;
     let violations = spec.violations();
@@ -174,7 +173,8 @@ fn violation_by(
         let all = violations.join("; spec.template.spec.");
         return Some(format!("spec.template.spec.{all}"));
     }
-    let refusal = check(&ProviderSpec(spec.provider_spec.clone()));
+    let refusal = check(capabilities, &ProviderSpec(spec.provider_spec.clone()));
+    let refusal = refusal.or_else(|| spec.unsupported(capabilities));
     refusal.map(|why| format!("spec.template.spec.{why}"))
 }
 

@@ -211,17 +211,21 @@ fn conflict(ctx: &Context, machine: &InfraMachine) -> ProviderIdConflict {
 fn violation(machine: &InfraMachine, driver: &Result<DriverState, ResolveError>) -> Option<String> {
     let violations = machine.spec.violations();
     if !violations.is_empty() {
-        return Some(format!("spec.{}", violations.join("; spec.")));
+        return Some(format!("spec.{}; {CORRECT}", violations.join("; spec.")));
     }
     match driver {
         Ok(DriverState::Known(known)) if known.is_current => {
             let spec = ProviderSpec(machine.spec.provider_spec.clone());
             let refused = known.capabilities.check_spec(&spec).err();
-            refused.map(|status| status.message().to_owned())
+            let refused = refused.map(|status| format!("{}; {CORRECT}", status.message()));
+            refused.or_else(|| Some(format!("spec.{}", machine.spec.unsupported(&known.capabilities)?)))
         }
         Ok(DriverState::Known(_) | DriverState::Unknown(_) | DriverState::Pending) | Err(_) => None,
     }
 }
+
+/// Tells an operator how to end a refusal.
+const CORRECT: &str = "correct the field to try again";
 
 /// Returns a hash of the inputs. Excludes everything that this provider writes, including the generation,
 /// because its own writes are no reason to retry.

@@ -27,8 +27,8 @@ macro_rules! changes {
 changes! {
     "InfraMachine" {
         "spec.creationTimeoutSeconds" changes "always":
-            "Counts from the creation of the object, until the machine is provisioned. Later it has no \
-                effect.";
+            "Counts from the creation of the object until the machine is provisioned, also after a move or a \
+                restore.";
         "spec.driver" changes "until `spec.providerID` is set":
             "The next create goes to the new driver. While an earlier create may have made a VM, \
                 `VirtualMachineUpToDate` is False with reason `DriverChanged`. Later the API server refuses \
@@ -36,7 +36,8 @@ changes! {
         "spec.notReadyTaint.key" changes "always":
             "The taint with the new key is removed once, if the Node has it.";
         "spec.powerPolicy" changes "always":
-            "Applies to the next look-up that finds the VM switched off.";
+            "Applies to the next look-up that finds the VM switched off. If the driver does not implement \
+                RestartMachine, `AlwaysOn` is refused as an invalid `spec.providerSpec` is.";
         "spec.providerID" changes "never by a user":
             "An admission policy refuses the change.";
         "spec.providerSpec" changes "always":

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::api::conditions::{self, reason};
 use crate::api::{bounded, schema};
+use cmi_driver::{Capabilities, Operation};
 
 /// The VM of a Machine.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema, Validate)]
@@ -213,6 +214,17 @@ impl InfraMachineSpec {
             .iter()
             .map(|(path, error)| format!("{}: {error}", as_written(&path.to_string(), &written)))
             .collect()
+    }
+
+    /// Returns a message if a field would have no effect with a driver of these capabilities.
+    pub fn unsupported(&self, capabilities: &Capabilities) -> Option<String> {
+        let is_ignored = self.power_policy == Some(PowerPolicy::AlwaysOn)
+            && !capabilities.supports(Operation::RestartMachine);
+        is_ignored.then(|| {
+            "powerPolicy: AlwaysOn requires a driver that implements RestartMachine, and this driver does \
+                not: remove the field"
+                .to_owned()
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use json_patch::{AddOperation, Patch, PatchOperation, RemoveOperation};
 use serde_json::{Map, Value};
 
 use crate::in_place::hot_update::Changes;
-use cmi_driver::{Capabilities, JsonPointer, ProviderSpec};
+use cmi_driver::{Capabilities, JsonPointer, Operation, ProviderSpec};
 
 /// The field that the driver interprets.
 const PROVIDER_SPEC: &str = "providerSpec";
@@ -78,7 +78,7 @@ impl SpecChanges {
                     place: Place::Field(field.to_owned()),
                     old: old.get(field).cloned(),
                     new: new.get(field).cloned(),
-                    strategy: of_field(field),
+                    strategy: of_field(field, new.get(field), capabilities),
                 });
             }
         }
@@ -168,7 +168,11 @@ impl fmt::Display for SpecChanges {
     }
 }
 
-fn of_field(field: &str) -> UpdateStrategy {
+fn of_field(field: &str, new: Option<&Value>, capabilities: &Capabilities) -> UpdateStrategy {
+    // As for a new machine: see [`crate::api::v1alpha1::InfraMachineSpec::unsupported`].
+    if field == "powerPolicy" && new.is_some() && !capabilities.supports(Operation::RestartMachine) {
+        return UpdateStrategy::Refused("the driver does not implement RestartMachine".to_owned());
+    }
     if READ_WHEN_NEEDED.contains(&field) {
         return UpdateStrategy::InPlace;
     }
@@ -240,11 +244,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use cmi_driver::Operation as Call;
 
     fn capabilities() -> Capabilities {
         Capabilities {
-            operations: [Call::UpdateMachine].into(),
+            operations: [Operation::UpdateMachine, Operation::RestartMachine].into(),
             hot_updatable: vec![JsonPointer::field("labels")],
             ..Capabilities::minimal()
         }
@@ -336,6 +339,9 @@ mod tests {
         assert_eq!(patched(&old, &reserved), old);
         let changes = SpecChanges::between(&map(&old), &map(&reserved), &capabilities());
         let refused = |change: &SpecChange| matches!(change.strategy, UpdateStrategy::Refused(_));
+        assert!(changes.iter().all(refused), "{changes}");
+        let always_on = map(&json!({"powerPolicy": "AlwaysOn"}));
+        let changes = SpecChanges::between(&map(&old), &always_on, &Capabilities::minimal());
         assert!(changes.iter().all(refused), "{changes}");
     }
 }

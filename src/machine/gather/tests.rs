@@ -73,6 +73,26 @@ async fn the_schema_of_a_driver_that_was_lost_refuses_nothing() {
     assert_eq!(gather(&ctx, &machine).await.observed.violation, None);
 }
 
+/// A field without effect would be accepted in silence.
+#[tokio::test(start_paused = true)]
+async fn a_power_policy_that_the_driver_cannot_follow_is_refused() {
+    let driver = FakeDriver::default();
+    let says = Arc::clone(&driver.capabilities);
+    let met = Arc::clone(&driver.connection_generation);
+    let ctx = context(driver);
+    *says.lock().unwrap() = Ok(Capabilities::minimal());
+    let always_on = machine().identified().always_on().build();
+    let why = gather(&ctx, &always_on).await.observed.violation.unwrap();
+    assert!(why.starts_with("spec.powerPolicy: AlwaysOn"), "{why}");
+    let plain = machine().identified().build();
+    assert_eq!(gather(&ctx, &plain).await.observed.violation, None);
+    let mut able = Capabilities::minimal();
+    able.operations.insert(Operation::RestartMachine);
+    *says.lock().unwrap() = Ok(able);
+    met.store(1, Ordering::SeqCst);
+    assert_eq!(gather(&ctx, &always_on).await.observed.violation, None);
+}
+
 /// CTL-02
 #[test]
 fn an_unpublished_failure_keeps_the_rest_of_its_wait() {
