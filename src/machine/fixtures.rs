@@ -253,6 +253,15 @@ impl MachineFixture {
         self.status(|status| status.power_state = Some(state.to_owned()))
     }
 
+    /// Sets the start of the VM as the last operation.
+    pub fn started(self) -> Self {
+        self.status(|status| {
+            let (type_, name) = (OperationType::Update, Operation::RestartMachine.name());
+            let started = LastOperation::new(type_, OperationState::Failed, Some(name), now());
+            status.last_operation = Some(started);
+        })
+    }
+
     /// Sets a failed last operation. Its next attempt is due in this many seconds.
     pub fn failed(self, type_: OperationType, operation: Operation, code: Code, seconds: i64) -> Self {
         self.observed(1).status(|status| {
@@ -562,13 +571,6 @@ impl World {
     pub fn resting(mut self, seconds: u64) -> Self {
         let until = self.instant + Duration::from_secs(seconds);
         self.state.presence = Some(Presence::UnsettledUntil(until));
-        self
-    }
-
-    /// Lets the driver have been asked to start the VM this many seconds ago.
-    pub fn started(mut self, seconds: u64) -> Self {
-        self.state.started = Some(self.instant);
-        self.instant += Duration::from_secs(seconds);
         self
     }
 

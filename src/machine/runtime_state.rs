@@ -39,8 +39,6 @@ pub struct RuntimeState {
     /// When the latest answered create of this process was issued. The back end will not carry out this
     /// create later.
     pub answered: Option<Timestamp>,
-    /// When the driver was last asked to start the VM.
-    pub started: Option<Instant>,
 }
 
 /// The VM in the driver's last answer.
@@ -189,10 +187,9 @@ impl RuntimeState {
             presence,
             hint,
             answered,
-            started,
         } = self;
         let waits_for_nothing = retry.is_none() && presence.is_none() && hint.is_none();
-        waits_for_nothing && written.is_none() && answered.is_none() && started.is_none()
+        waits_for_nothing && written.is_none() && answered.is_none()
     }
 }
 
@@ -357,11 +354,6 @@ impl RuntimeStates {
     /// Records that the create with this time has ended.
     pub fn answered(&self, uid: &str, issued: Timestamp) {
         self.with(uid, |known| known.answered = Some(issued));
-    }
-
-    /// Records that the driver is asked to start the VM now.
-    pub fn starting(&self, uid: &str) {
-        self.with(uid, |known| known.started = Some(Instant::now()));
     }
 
     /// Returns how long the driver has reported no VM. The first report starts this time.

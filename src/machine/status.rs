@@ -134,6 +134,25 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, timing: RetryTiming) -> 
     draft.status
 }
 
+/// Returns the status of a machine whose driver was asked to start the VM.
+pub fn started(
+    machine: &InfraMachine,
+    answer: &cmi_driver::Result<()>,
+    now: Timestamp,
+) -> InfraMachineStatus {
+    let mut status = machine.status.clone().unwrap_or_default();
+    let (state, code) = match answer {
+        Ok(()) => (OperationState::Successful, None),
+        Err(status) => (OperationState::Failed, Some(status.code().name().to_owned())),
+    };
+    let name = Some(Operation::RestartMachine.name());
+    status.last_operation = Some(LastOperation {
+        code,
+        ..LastOperation::new(OperationType::Update, state, name, now)
+    });
+    status
+}
+
 /// Reports whether `clusterctl move` would leave the Secret with the credentials behind. A machine at the
 /// target could then be neither updated nor deleted. Writes nothing if this was never the case.
 pub fn with_secret_movability(
@@ -459,8 +478,11 @@ impl Draft<'_> {
 
     /// Completes the report of a successful update whose process ended early.
     fn end_update(&mut self) {
+        let start = Some(Operation::RestartMachine.name());
         let is_open = self.status.last_operation.as_ref().is_some_and(|last| {
-            last.type_ == OperationType::Update && last.state != OperationState::Successful
+            last.type_ == OperationType::Update
+                && last.state != OperationState::Successful
+                && last.operation.as_deref() != start
         });
         if is_open {
             self.succeeded(OperationType::Update, Some(Operation::UpdateMachine));

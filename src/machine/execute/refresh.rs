@@ -6,10 +6,12 @@ use super::{ExecuteError, Executor};
 use crate::api::conditions::reason;
 use crate::api::identity;
 use crate::api::retry::Call;
+use crate::api::wall_clock;
 use crate::apiserver::NewEvent;
 use crate::driver::VM_LOCK_WAIT;
 use crate::machine::outcome::Outcome;
 use crate::machine::plan::{Initialize, Refresh};
+use crate::machine::status::started;
 use cmi_driver::{Machine, MachineClass, MachineRef, Operation, PowerState, RestartMachineRequest};
 
 impl Executor<'_, '_, '_> {
@@ -24,7 +26,7 @@ impl Executor<'_, '_, '_> {
                 Ok(Outcome::NotSupported(Operation::InitializeMachine))
             }
             LookUpResult::Present(PresentVm::Initialized(machine)) if plan.start && is_off(&machine) => {
-                Ok(self.start(class, machine).await)
+                self.start(class, machine).await
             }
             LookUpResult::Present(vm) => self.finish(class, vm).await,
             LookUpResult::Absent => Ok(self.gone_or_behind(plan.provider_id)),
@@ -37,21 +39,23 @@ impl Executor<'_, '_, '_> {
     }
 
     /// Starts the machine's own VM, which a look-up has just found switched off, and reports it as an event.
-    /// After a failure, the next attempt comes later.
+    /// The status shows when, as the last operation, and the next start comes later.
     ///
     /// The lock keeps remediation from restarting the VM during the call.
-    async fn start(&mut self, class: MachineClass, mut machine: Machine) -> Outcome {
+    async fn start(&mut self, class: MachineClass, mut machine: Machine) -> Result<Outcome, ExecuteError> {
         let uid = self.object.uid().to_owned();
         let Some(_lock) = self.permit.configured_driver().try_lock_vm(&uid) else {
-            return Outcome::Waiting(Some(VM_LOCK_WAIT));
+            return Ok(Outcome::Waiting(Some(VM_LOCK_WAIT)));
         };
-        self.ctx.states.starting(&uid);
         let request = RestartMachineRequest {
             machine: MachineRef::new(self.object.name(), class),
             provider_id: machine.provider_id.clone(),
             last_known_state: identity::last_known_state(self.object.get()),
         };
-        let (reason, note) = match self.permit.driver().restart_machine(request).await {
+        let answer = self.permit.driver().restart_machine(request).await;
+        let started = started(self.object.get(), &answer, wall_clock::now());
+        self.object.patch_status(started).await?;
+        let (reason, note) = match answer {
             Ok(()) => {
                 machine.power_state = Some(PowerState::Starting);
                 let note = format!("VM {} was switched off, and is started", machine.provider_id);
@@ -73,7 +77,7 @@ impl Executor<'_, '_, '_> {
             note,
         };
         self.ctx.events.record(self.object.get(), event).await;
-        Outcome::Provisioned(Box::new(machine))
+        Ok(Outcome::Provisioned(Box::new(machine)))
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{Observed, Owner};
 use crate::api::identity::{VmRecord, VmState};
 use crate::api::v1alpha1::{InfraMachine, PowerPolicy};
+use crate::api::wall_clock::remaining;
 use crate::driver::KnownDriver;
 use cmi_driver::{Operation, PowerState};
 
@@ -26,9 +27,11 @@ pub fn wait_before_start(
         && is_kept
         && matches!(record.state, VmState::Exists { .. })
         && driver.capabilities.supports(Operation::RestartMachine);
-    let last = observed.state.started;
-    let since = last.map(|last| observed.instant.saturating_duration_since(last));
-    is_wanted.then(|| since.map_or(Duration::ZERO, |since| BETWEEN_STARTS.saturating_sub(since)))
+    let status = machine.status.as_ref();
+    let last = status.and_then(|status| status.last_operation.as_ref());
+    let started = last.filter(|last| last.operation.as_deref() == Some(Operation::RestartMachine.name()));
+    let left = started.and_then(|last| remaining(last.last_update_time.0, BETWEEN_STARTS, observed.now));
+    is_wanted.then(|| left.unwrap_or_default())
 }
 
 /// Returns whether the status shows a VM that is switched off.

@@ -420,12 +420,13 @@ fn a_vm_that_is_off_is_started_only_on_request_and_between_other_operations() {
 
 #[test]
 fn two_starts_of_a_vm_are_five_minutes_apart() {
-    let off = || machine().provisioned().power("Stopped").always_on();
-    assert_eq!(world().started(120).plan(off()), kept(true, Some(180)));
-    assert!(!refresh(world().started(120).hinting(LookUpHint::Signal).plan(off())).start);
-    assert!(refresh(world().started(300).plan(off())).start);
+    let off = || machine().provisioned().power("Stopped").always_on().started();
+    let later = |seconds| world().seconds_later(seconds);
+    assert_eq!(later(120).plan(off()), kept(true, Some(180)));
+    assert!(!refresh(later(120).hinting(LookUpHint::Signal).plan(off())).start);
+    assert!(refresh(later(300).plan(off())).start);
     // A look-up that failed is not repeated early.
-    assert_eq!(world().remembering(9).plan(off()), kept(true, Some(9)));
+    assert_eq!(later(300).remembering(9).plan(off()), kept(true, Some(9)));
 }
 
 /// A driver that reports no state in lists may know no addresses.
