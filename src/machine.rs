@@ -33,7 +33,7 @@ use kube::Resource as _;
 
 use self::execute::execute;
 use self::gather::{Gathered, gather};
-use self::object::Object;
+use self::object::{HasStatus, Object};
 use self::plan::{Plan, RequiredPolicyCheck, plan};
 use self::publish::{publish, write};
 use crate::admission::Enforcement;
@@ -50,7 +50,7 @@ pub async fn reconcile(
 ) -> Result<Action, Error> {
     let reconcile = Box::pin(async {
         match &object.0 {
-            Ok(machine) => reconcile_machine(machine, &ctx).await,
+            Ok(machine) => reconcile_machine(&ctx, machine, HasStatus::Yes).await,
             Err(invalid) => invalid_object::reconcile(invalid, &ctx).await,
         }
     });
@@ -64,11 +64,15 @@ pub async fn reconcile(
     .await
 }
 
-async fn reconcile_machine(queued: &InfraMachine, ctx: &Context) -> Result<Action, Error> {
+async fn reconcile_machine(
+    ctx: &Context,
+    queued: &InfraMachine,
+    has_status: HasStatus,
+) -> Result<Action, Error> {
     let uid = queued.metadata.uid();
     let machine = ctx.states.newest(uid, || cached(ctx, queued));
     let (gathered, plan) = gather_and_plan(ctx, &machine).await;
-    let mut object = Object::new(ctx, Arc::clone(&machine));
+    let mut object = Object::new(ctx, Arc::clone(&machine), has_status);
     if let Some((unpublished, timing)) = gathered.unpublished().filter(|_| plan.is_idle()) {
         write(ctx, &machine, &mut object, &gathered, &unpublished, timing).await?;
         // The next reconcile publishes the outcome of the plan.

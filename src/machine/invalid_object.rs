@@ -15,20 +15,17 @@ use kube::core::error_boundary::InvalidObject;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::execute::execute;
 use super::gather::cluster_of;
-use super::object::Object;
-use super::outcome::Outcome;
-use super::publish::{events, log, record_failure};
-use super::{Context, gather_and_plan};
+use super::object::{HasStatus, Object};
+use super::{Context, reconcile_machine};
 use crate::api::identity;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::api::{self, DeserializeGuard, ObjectMetaExt as _, paused_by};
 use crate::apiserver::{Error, NewEvent};
 use crate::reconcile::Action;
 
-/// Reconciles an InfraMachine that can't be read. Its status can't be written either. One event describes the
-/// error, and events and the log report the progress of its deletion.
+/// Reconciles an InfraMachine that can't be read. One event describes the error, and events and the log
+/// report the progress of its deletion.
 pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action, Error> {
     let name = invalid.metadata.name();
     let object = DeserializeGuard::<InfraMachine>(Err(invalid.clone()));
@@ -36,36 +33,16 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     if ctx.events.record_once(&object, event).await {
         tracing::error!(name, error = invalid.error, "cannot read an InfraMachine");
     }
-    if invalid.metadata.deletion_timestamp.is_none() {
-        // clusterctl waits for every machine of the Cluster.
-        if identity::blocks_move(&invalid.metadata) && is_paused(ctx, &object) {
-            let machine = Arc::new(live(ctx, invalid).await?);
-            Object::new(ctx, machine).unblock_move().await?;
-        }
-        return Ok(Action::await_change());
+    if invalid.metadata.deletion_timestamp.is_some() {
+        let machine = live(ctx, invalid).await?;
+        return reconcile_machine(ctx, &machine, HasStatus::No).await;
     }
-    let machine = Arc::new(live(ctx, invalid).await?);
-    let (gathered, plan) = gather_and_plan(ctx, &machine).await;
-    let mut object = Object::new(ctx, Arc::clone(&machine));
-    let execution = execute(ctx, &mut object, &gathered, plan).await?;
-    let outcome = &execution.outcome;
-    // No status can report the failure later.
-    let timing = record_failure(ctx, &machine, &gathered, outcome, None);
-    let event = events::of(&machine, outcome, timing.attempts);
-    if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
-        object.remove_finalizer().await?;
-        ctx.states.forget(object.uid());
-        if let Some(event) = &event {
-            log::failure(&machine, &gathered, outcome, event, timing);
-        }
-    } else {
-        let why = event.as_ref().map(|event| event.note.as_str());
-        tracing::warn!(name, why, "deleting an InfraMachine that cannot be read");
+    // clusterctl waits for every machine of the Cluster.
+    if identity::blocks_move(&invalid.metadata) && is_paused(ctx, &object) {
+        let machine = Arc::new(live(ctx, invalid).await?);
+        Object::new(ctx, machine, HasStatus::No).unblock_move().await?;
     }
-    if let Some(event) = event {
-        ctx.events.record(&*machine, event).await;
-    }
-    Ok(timing.wait.map_or_else(Action::await_change, Action::requeue))
+    Ok(Action::await_change())
 }
 
 fn is_paused(ctx: &Context, object: &DeserializeGuard<InfraMachine>) -> bool {

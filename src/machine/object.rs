@@ -40,6 +40,15 @@ pub enum Moves {
     Unblocked,
 }
 
+/// Whether the status can be written. That of an unreadable object can't.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HasStatus {
+    /// The status can be written.
+    Yes,
+    /// Events and the log report instead.
+    No,
+}
+
 /// How often a write is attempted when other clients write concurrently.
 const TRIES: u32 = 5;
 
@@ -54,18 +63,20 @@ pub struct Object<'a> {
     latest: Arc<InfraMachine>,
     /// The generation that the plan was based on, once a later one was read.
     planned_generation: Option<i64>,
+    has_status: HasStatus,
     secret_movability: SecretMovability,
 }
 
 impl<'a> Object<'a> {
     /// Starts from the version in a cache or from our last write.
-    pub fn new(ctx: &'a Context, latest: Arc<InfraMachine>) -> Self {
+    pub fn new(ctx: &'a Context, latest: Arc<InfraMachine>, has_status: HasStatus) -> Self {
         let namespace = latest.metadata.namespace();
         Self {
             ctx,
             api: Api::namespaced(ctx.client.clone(), namespace),
             latest,
             planned_generation: None,
+            has_status,
             secret_movability: SecretMovability::Unread,
         }
     }
@@ -302,6 +313,9 @@ impl<'a> Object<'a> {
     /// # Errors
     /// [`Error::Conflict`] when the object has changed since the plan.
     pub async fn patch_status(&mut self, status: InfraMachineStatus) -> Result<(), Error> {
+        if self.has_status == HasStatus::No {
+            return Ok(());
+        }
         let status = status::with_secret_movability(&self.latest, status, &self.secret_movability);
         let before = self.latest.status.as_ref();
         let published = publish_status(&self.api, &self.latest.metadata, before, &status).await?;

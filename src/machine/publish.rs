@@ -1,7 +1,7 @@
 //! Records and writes the outcome of a plan, and publishes its events.
 
-pub mod events;
-pub mod log;
+mod events;
+mod log;
 pub mod phase;
 
 use std::sync::Arc;
@@ -39,26 +39,24 @@ pub async fn publish(
     }
     let outcome = Arc::new(outcome);
     // Recorded before any write, because a write may fail, and the call must not be repeated early.
-    let timing = record_failure(ctx, before, gathered, &outcome, Some(&outcome));
+    let timing = record_failure(ctx, before, gathered, &outcome);
     hint(ctx, object.uid(), gathered, &outcome);
     write(ctx, before, object, gathered, &outcome, timing).await?;
     Ok(timing.wait.map_or_else(Action::await_change, Action::requeue))
 }
 
-/// Records a failed outcome. `unpublished` is the outcome for a later reconcile to publish if this reconcile
-/// fails to.
-pub fn record_failure(
+/// Records a failed outcome, for a later reconcile to publish if this reconcile fails to.
+fn record_failure(
     ctx: &Context,
     before: &InfraMachine,
     gathered: &Gathered,
-    outcome: &Outcome,
-    unpublished: Option<&Arc<Outcome>>,
+    outcome: &Arc<Outcome>,
 ) -> RetryTiming {
     let attempts = gathered.attempts(before);
     let wait = wait(before, gathered, outcome, attempts);
     if let Some(retry) = retry_of(gathered, outcome, attempts, wait) {
         let uid = before.metadata.uid();
-        let unpublished = unpublished.map(Arc::clone);
+        let unpublished = Some(Arc::clone(outcome));
         ctx.states
             .failed(uid, gathered.hint(), Retry { unpublished, ..retry });
     }

@@ -12,7 +12,7 @@ use super::execute::execute;
 use super::fakes::{Server, Vms};
 use super::fixtures::{MachineFixture, machine, now, world};
 use super::gather::gather;
-use super::object::Object;
+use super::object::{HasStatus, Object};
 use super::outcome::{Blocked, Failure, Outcome};
 use super::plan::{DriverPlan, Plan, SHUT_DOWN_TRIES, plan};
 use super::publish::publish;
@@ -127,7 +127,7 @@ async fn a_paused_machine_lets_clusterctl_go_on_and_leaves_what_a_user_blocks() 
             let fixture = fixture.annotated(annotations::BLOCK_MOVE, block);
             let server = Server::with(&fixture.clone().build());
             let ctx = server.context(Vec::new());
-            let mut object = Object::new(&ctx, Arc::new(server.object()));
+            let mut object = Object::new(&ctx, Arc::new(server.object()), HasStatus::Yes);
             let gathered = gather(&ctx, &server.object()).await;
             let plan = world().paused().plan(fixture);
             execute(&ctx, &mut object, &gathered, plan).await.unwrap();
@@ -215,7 +215,7 @@ async fn the_next_reconcile_publishes_an_unwritten_wait_for_capacity() {
     let ctx = server.context(Vec::new());
     let before = server.object();
     let gathered = gather(&ctx, &before).await;
-    let mut object = Object::new(&ctx, Arc::new(before.clone()));
+    let mut object = Object::new(&ctx, Arc::new(before.clone()), HasStatus::Yes);
     server.ask_again();
     let requeue_after = Duration::from_mins(10);
     let written = publish(
@@ -248,7 +248,7 @@ async fn a_vm_that_is_absent_after_a_restore_is_gone_and_not_made_again() {
     let ctx = server.context(vec![driver]);
     let before = server.object();
     let gathered = gather(&ctx, &before).await;
-    let mut object = Object::new(&ctx, Arc::new(before.clone()));
+    let mut object = Object::new(&ctx, Arc::new(before.clone()), HasStatus::Yes);
     let plan = world().plan(before.into());
     let outcome = execute(&ctx, &mut object, &gathered, plan).await.unwrap().outcome;
     assert!(
@@ -286,7 +286,7 @@ async fn left_after_a_create(waits: bool, settle: Duration) -> Duration {
     }
     let before = server.object();
     let gathered = gather(&ctx, &before).await;
-    let mut object = Object::new(&ctx, Arc::new(before.clone()));
+    let mut object = Object::new(&ctx, Arc::new(before.clone()), HasStatus::Yes);
     let create = world().plan(before.into());
     let given_up = execute(&ctx, &mut object, &gathered, create).await;
     let outcome = given_up.unwrap().outcome;
@@ -338,7 +338,7 @@ async fn known_after(outcome: Outcome) -> RuntimeState {
     ctx.states.hint("u-1", LookUpHint::Missing);
     let before = server.object();
     let gathered = gather(&ctx, &before).await;
-    let mut object = Object::new(&ctx, Arc::new(before.clone()));
+    let mut object = Object::new(&ctx, Arc::new(before.clone()), HasStatus::Yes);
     publish(&ctx, &before, &mut object, &gathered, outcome)
         .await
         .unwrap();
@@ -387,7 +387,7 @@ async fn a_vm_that_is_up_is_not_initialized_without_the_call() {
     let ctx = server.context(vec![driver]);
     let before = server.object();
     let gathered = gather(&ctx, &before).await;
-    let mut object = Object::new(&ctx, Arc::new(before.clone()));
+    let mut object = Object::new(&ctx, Arc::new(before.clone()), HasStatus::Yes);
     let lacking = world().unable_to(Operation::InitializeMachine, 0);
     let plan = lacking.refresh().plan(fixture());
     let execution = execute(&ctx, &mut object, &gathered, plan).await;
@@ -411,7 +411,7 @@ async fn update_without_a_vm_leads_to_a_look_up() {
         gather(&ctx, &server.object()).await;
         let before = server.object();
         let gathered = gather(&ctx, &before).await;
-        let mut object = Object::new(&ctx, Arc::new(before.clone()));
+        let mut object = Object::new(&ctx, Arc::new(before.clone()), HasStatus::Yes);
         let failure = Failure::new(Call::Update, Status::new(Code::NotFound, "there is none"));
         let outcome = Outcome::Failed(Box::new(failure));
         publish(&ctx, &before, &mut object, &gathered, outcome)

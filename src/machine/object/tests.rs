@@ -15,7 +15,7 @@ use crate::machine::fixtures::{at, machine, now, record};
 async fn the_record_is_written_where_it_differs_and_with_the_finalizer() {
     let server = Server::with(&machine().build());
     let ctx = server.context(Vec::new());
-    let mut object = Object::new(&ctx, Arc::new(server.object()));
+    let mut object = Object::new(&ctx, Arc::new(server.object()), HasStatus::Yes);
     let none = VmRecord::new(object.get(), "c-1").unwrap();
     object.ensure_finalizer_and_record(&none).await.unwrap();
     object.ensure_finalizer_and_record(&none).await.unwrap();
@@ -29,7 +29,7 @@ async fn the_record_is_written_where_it_differs_and_with_the_finalizer() {
 async fn a_change_of_the_record_is_made_to_the_record_as_it_is_now() {
     let server = Server::with(&machine().known("sim://1").build());
     let ctx = server.context(Vec::new());
-    let mut object = Object::new(&ctx, Arc::new(server.object()));
+    let mut object = Object::new(&ctx, Arc::new(server.object()), HasStatus::Yes);
     let newer = machine()
         .known("sim://1")
         .record(|record| record.cluster = "c-2".to_owned())
@@ -59,7 +59,7 @@ async fn a_change_of_the_record_is_made_to_the_record_as_it_is_now() {
 async fn a_spec_that_changed_during_a_call_is_not_observed() {
     let server = Server::with(&machine().identified().generation(1).build());
     let ctx = server.context(Vec::new());
-    let mut object = Object::new(&ctx, Arc::new(server.object()));
+    let mut object = Object::new(&ctx, Arc::new(server.object()), HasStatus::Yes);
     server.touch();
     object.patch_provider_id("sim://1", None).await.unwrap();
     assert_eq!(object.as_planned().metadata, object.get().metadata);
@@ -86,7 +86,7 @@ async fn a_refusal_reverts_only_its_own_create_and_unblocks_a_move() {
             .annotated(annotations::BLOCK_MOVE, annotations::BLOCK_MOVE_VALUE);
         let server = Server::with(&blocked.build());
         let ctx = server.context(Vec::new());
-        let mut object = Object::new(&ctx, Arc::new(server.object()));
+        let mut object = Object::new(&ctx, Arc::new(server.object()), HasStatus::Yes);
         server.touch();
         let refused = VmEvent::CreateRefused {
             issued: at(issued),
@@ -105,7 +105,7 @@ async fn a_refusal_reverts_only_its_own_create_and_unblocks_a_move() {
 async fn a_long_call_is_reported_once_and_its_answer_is_still_written() {
     let server = Server::with(&machine().identified().build());
     let ctx = server.context(Vec::new());
-    let mut object = Object::new(&ctx, Arc::new(server.object()));
+    let mut object = Object::new(&ctx, Arc::new(server.object()), HasStatus::Yes);
     object.awaiting(Operation::CreateMachine, ready(())).await;
     object
         .awaiting(Operation::CreateMachine, sleep(Duration::from_secs(4)))
@@ -154,7 +154,7 @@ async fn a_long_call_is_reported_once_and_its_answer_is_still_written() {
 async fn an_answer_survives_a_failed_report_of_the_long_call() {
     let server = Server::with(&machine().identified().build());
     let ctx = server.context(Vec::new());
-    let mut object = Object::new(&ctx, Arc::new(server.object()));
+    let mut object = Object::new(&ctx, Arc::new(server.object()), HasStatus::Yes);
     server.touch();
     let call = async {
         sleep(Duration::from_mins(1)).await;
@@ -172,7 +172,7 @@ async fn an_answer_survives_a_failed_report_of_the_long_call() {
 async fn status_of_an_older_version_is_not_written() {
     let server = Server::with(&machine().identified().build());
     let ctx = server.context(Vec::new());
-    let mut object = Object::new(&ctx, Arc::new(server.object()));
+    let mut object = Object::new(&ctx, Arc::new(server.object()), HasStatus::Yes);
     server.touch();
     let provisioned = InfraMachineStatus {
         ready: true,
@@ -188,7 +188,7 @@ async fn status_of_an_older_version_is_not_written() {
 async fn the_provider_id_ends_its_create_and_lets_a_move_go_on() {
     let server = Server::with(&machine().build());
     let ctx = server.context(Vec::new());
-    let mut object = Object::new(&ctx, Arc::new(server.object()));
+    let mut object = Object::new(&ctx, Arc::new(server.object()), HasStatus::Yes);
     let issued = VmState::Creating {
         issued: at(7),
         several: false,
@@ -227,7 +227,7 @@ async fn each_create_is_recorded_first_and_blocks_a_move() {
     ] {
         let server = Server::with(&fixture.build());
         let ctx = server.context(Vec::new());
-        let mut object = Object::new(&ctx, Arc::new(server.object()));
+        let mut object = Object::new(&ctx, Arc::new(server.object()), HasStatus::Yes);
         let issued = VmState::Creating {
             issued: now(),
             several: false,
