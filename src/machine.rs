@@ -23,7 +23,6 @@ mod status;
 mod tests;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 pub use context::{Context, Reference};
 pub use publish::phase::{phase, phase_reason};
@@ -35,7 +34,7 @@ use self::execute::execute;
 use self::gather::{Gathered, gather};
 use self::object::{HasStatus, Object};
 use self::plan::{Plan, RequiredPolicyCheck, plan};
-use self::publish::{publish, write};
+use self::publish::publish;
 use crate::admission::Enforcement;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _};
@@ -73,11 +72,6 @@ async fn reconcile_machine(
     let machine = ctx.states.newest(uid, || cached(ctx, queued));
     let (gathered, plan) = gather_and_plan(ctx, &machine).await;
     let mut object = Object::new(ctx, Arc::clone(&machine), has_status);
-    if let Some((unpublished, timing)) = gathered.unpublished().filter(|_| plan.is_idle()) {
-        write(ctx, &machine, &mut object, &gathered, &unpublished, timing).await?;
-        // The next reconcile publishes the outcome of the plan.
-        return Ok(Action::requeue(Duration::ZERO));
-    }
     let execution = execute(ctx, &mut object, &gathered, plan).await?;
     publish(ctx, &machine, &mut object, &gathered, execution.outcome).await
 }

@@ -512,7 +512,6 @@ impl World {
             trigger: RetryTrigger::Other,
             until: RetryCondition::Time(self.instant + Duration::from_secs(seconds)),
             inputs: INPUTS,
-            unpublished: None,
         });
         self
     }
@@ -541,7 +540,6 @@ impl World {
                 operation,
             }),
             inputs: INPUTS,
-            unpublished: None,
         });
         self
     }

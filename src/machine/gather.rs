@@ -10,10 +10,7 @@ use kube::runtime::reflector::ObjectRef;
 use tokio::time::Instant;
 
 use super::Context;
-use super::outcome::Outcome;
 use super::plan::{Observed, Owner, ProviderIdConflict, restored};
-use super::runtime_state::RetryCondition;
-use super::status::RetryTiming;
 use crate::api::addresses::AddressRules;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::identity::Adoption;
@@ -105,23 +102,6 @@ impl Gathered {
                 .then_some(u32::try_from(last.attempts).ok()?)
         });
         remembered.or(published).unwrap_or(0).saturating_add(1)
-    }
-
-    /// Returns the last failure if it could not be published and the inputs of the machine are unchanged.
-    pub fn unpublished(&self) -> Option<(Arc<Outcome>, RetryTiming)> {
-        let observed = &self.observed;
-        let retry = observed.failure()?;
-        let unpublished = Arc::clone(retry.unpublished.as_ref()?);
-        let wait = match retry.until {
-            RetryCondition::Time(time) => Some(time.saturating_duration_since(observed.instant)),
-            RetryCondition::Change | RetryCondition::AnotherDriver(_) => None,
-        };
-        let timing = RetryTiming {
-            now: observed.now,
-            attempts: retry.attempts,
-            wait,
-        };
-        Some((unpublished, timing))
     }
 
     /// The rules for the addresses of the machine.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use kube::api::Api;
 use kube::runtime::reflector::ObjectRef;
 use serde_json::json;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::Context;
 use super::finalizer::has_finalizer;
@@ -51,6 +51,8 @@ pub enum HasStatus {
 
 /// How often a write is attempted when other clients write concurrently.
 const TRIES: u32 = 5;
+/// The time between two attempts while the API server refuses a write.
+const BETWEEN_TRIES: Duration = Duration::from_secs(1);
 
 /// The newest known version of an InfraMachine, with its write operations.
 ///
@@ -307,8 +309,32 @@ impl<'a> Object<'a> {
         Ok(())
     }
 
-    /// Write 3: the status, when it differs. After a conflict, the next reconcile publishes a failure without
-    /// another call.
+    /// Write 3 after a failed call: the status, on the live object. The failure remains true when other
+    /// clients write concurrently, and the call is not repeated early, so nothing else would report it.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when the spec has changed since the plan: the call is repeated with the new one.
+    pub async fn insist_on_status(
+        &mut self,
+        status: impl Fn(&InfraMachine) -> InfraMachineStatus,
+    ) -> Result<(), Error> {
+        for _ in 1..TRIES {
+            match self.patch_status(status(&self.as_planned())).await {
+                Err(Error::Conflict { action }) => {
+                    let generation = self.latest.metadata.generation;
+                    self.reread(action).await?;
+                    if self.latest.metadata.generation != generation {
+                        return Err(Error::Conflict { action });
+                    }
+                }
+                Err(Error::Api { .. }) => sleep(BETWEEN_TRIES).await,
+                done => return done,
+            }
+        }
+        self.patch_status(status(&self.as_planned())).await
+    }
+
+    /// Write 3: the status, when it differs.
     ///
     /// # Errors
     /// [`Error::Conflict`] when the object has changed since the plan.

@@ -1,10 +1,9 @@
-//! Records and writes the outcome of a plan, and publishes its events.
+//! Writes and records the outcome of a plan, and publishes its events.
 
 mod events;
 mod log;
 pub mod phase;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -26,7 +25,7 @@ use crate::in_place::hot_update::InPlaceUpdate;
 use crate::reconcile::Action;
 use cmi_driver::{Operation, PowerState};
 
-/// Records and writes the outcome.
+/// Writes and records the outcome.
 pub async fn publish(
     ctx: &Context,
     before: &InfraMachine,
@@ -37,39 +36,26 @@ pub async fn publish(
     if let Some(vm) = outcome.vm_mut() {
         vm.addresses = gathered.address_rules().select(&vm.addresses);
     }
-    let outcome = Arc::new(outcome);
-    // Recorded before any write, because a write may fail, and the call must not be repeated early.
-    let timing = record_failure(ctx, before, gathered, &outcome);
-    hint(ctx, object.uid(), gathered, &outcome);
-    write(ctx, before, object, gathered, &outcome, timing).await?;
-    Ok(timing.wait.map_or_else(Action::await_change, Action::requeue))
-}
-
-/// Records a failed outcome, for a later reconcile to publish if this reconcile fails to.
-fn record_failure(
-    ctx: &Context,
-    before: &InfraMachine,
-    gathered: &Gathered,
-    outcome: &Arc<Outcome>,
-) -> RetryTiming {
     let attempts = gathered.attempts(before);
-    let wait = wait(before, gathered, outcome, attempts);
-    if let Some(retry) = retry_of(gathered, outcome, attempts, wait) {
-        let uid = before.metadata.uid();
-        let unpublished = Some(Arc::clone(outcome));
-        ctx.states
-            .failed(uid, gathered.hint(), Retry { unpublished, ..retry });
-    }
-    RetryTiming {
+    let wait = wait(before, gathered, &outcome, attempts);
+    let timing = RetryTiming {
         now: wall_clock::now(),
         attempts,
         wait,
+    };
+    let retry = retry_of(gathered, &outcome, timing);
+    write(ctx, before, object, gathered, &outcome, timing).await?;
+    // Recorded once the status shows it: the call is not repeated early, so nothing else would report it.
+    if let Some(retry) = retry {
+        ctx.states.failed(object.uid(), gathered.hint(), retry);
     }
+    hint(ctx, object.uid(), gathered, &outcome);
+    Ok(wait.map_or_else(Action::await_change, Action::requeue))
 }
 
 /// Writes the outcome. The providerID is written before the status. The finalizer is removed only when the VM
 /// is gone.
-pub async fn write(
+async fn write(
     ctx: &Context,
     before: &InfraMachine,
     object: &mut Object<'_>,
@@ -93,9 +79,11 @@ pub async fn write(
         object.remove_finalizer().await?;
         ctx.states.forget(&uid);
     } else {
-        let status = status_after(&object.as_planned(), gathered, outcome, timing);
-        object.patch_status(status).await?;
-        ctx.states.published(&uid);
+        let status = |machine: &InfraMachine| status_after(machine, gathered, outcome, timing);
+        match outcome {
+            Outcome::Failed(_) | Outcome::AwaitingCapacity { .. } => object.insist_on_status(status).await?,
+            _ => object.patch_status(status(&object.as_planned())).await?,
+        }
         record_published(ctx, &uid, gathered, outcome, timing.wait);
         ctx.failures.forget(&uid);
     }
@@ -183,8 +171,8 @@ fn poll_interval(before: &InfraMachine, gathered: &Gathered, vm: &cmi_driver::Ma
 }
 
 /// Returns when a failed call may be retried. Returns `None` if there is no wait.
-fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<Duration>) -> Option<Retry> {
-    let create = OperationType::Create;
+fn retry_of(gathered: &Gathered, outcome: &Outcome, timing: RetryTiming) -> Option<Retry> {
+    let (create, attempts) = (OperationType::Create, timing.attempts);
     let (during, attempts, trigger) = match outcome {
         Outcome::Failed(failure) => (failure.during, attempts, failure.retry_trigger()),
         Outcome::NotSupported(_) => (create, attempts, RetryTrigger::Other),
@@ -210,7 +198,7 @@ fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<
             connection_generation: gathered.observed.connection_generation,
             operation,
         }),
-        None => wait.map_or(RetryCondition::Change, |wait| {
+        None => timing.wait.map_or(RetryCondition::Change, |wait| {
             RetryCondition::Time(Instant::now() + wait)
         }),
     };
@@ -220,7 +208,6 @@ fn retry_of(gathered: &Gathered, outcome: &Outcome, attempts: u32, wait: Option<
         trigger,
         until,
         inputs: gathered.observed.inputs,
-        unpublished: None,
     })
 }
 

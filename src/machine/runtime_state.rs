@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::outcome::{Outcome, RetryTrigger};
+use super::outcome::RetryTrigger;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use cmi_driver::Operation;
 
@@ -86,9 +86,6 @@ pub struct Retry {
     pub until: RetryCondition,
     /// The fingerprint of the inputs at the time of the failure. A different fingerprint ends the wait.
     pub inputs: u64,
-    /// The failure, until it is published. The call is not repeated early, so nothing else would report the
-    /// failure.
-    pub unpublished: Option<Arc<Outcome>>,
 }
 
 /// The end of a wait after a failure.
@@ -321,20 +318,14 @@ impl RuntimeStates {
         waiting.map(|(uid, _)| number(uid)).collect()
     }
 
-    /// Records that the last failure is published.
-    pub fn published(&self, uid: &str) {
-        self.with_known(uid, |known| {
-            if let Some(retry) = &mut known.retry {
-                retry.unpublished = None;
-            }
-        });
-    }
-
     /// Records that a look-up has found the VM. Unlike [`Self::succeeded`], keeps the wait after a failed
     /// update, which the look-up says nothing about.
     pub fn found(&self, uid: &str, hint: u64) {
         self.with_known(uid, |known| {
-            drop(known.retry.take_if(|retry| retry.during != OperationType::Update));
+            known.retry = known
+                .retry
+                .take()
+                .filter(|retry| retry.during == OperationType::Update);
             known.presence = None;
             known.clear_hint(hint);
         });
@@ -402,8 +393,10 @@ impl RuntimeStates {
 
     /// Drops the wait after a failure, unless only another driver ends it.
     pub fn drop_wait(&self, uid: &str) {
-        let ends_with_time = |retry: &mut Retry| matches!(retry.until, RetryCondition::Time(_));
-        self.with_known(uid, |known| drop(known.retry.take_if(ends_with_time)));
+        let needs_more_than_time = |retry: &Retry| !matches!(retry.until, RetryCondition::Time(_));
+        self.with_known(uid, |known| {
+            known.retry = known.retry.take().filter(needs_more_than_time);
+        });
     }
 
     /// Like [`Self::drop_list_hint`], for all machines that a list has confirmed, by UID. A fleet has a list

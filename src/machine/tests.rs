@@ -18,10 +18,10 @@ use super::plan::{DriverPlan, Plan, SHUT_DOWN_TRIES, plan};
 use super::publish::publish;
 use super::runtime_state::{LookUpHint, RuntimeState};
 use super::{Context, reconcile};
-use crate::api::annotations;
 use crate::api::conditions::{self, reason};
 use crate::api::identity::VmState;
 use crate::api::retry::Call;
+use crate::api::{ObjectMetaExt as _, annotations};
 use crate::apiserver::Error;
 use crate::driver::{Limits, Priority, Timeouts};
 use cmi_driver::{Code, DeleteMachineRequest, MachineClass, MachineRef, Operation, PowerState, Status};
@@ -210,32 +210,41 @@ async fn a_deletion_costs_no_list_where_every_create_was_answered() {
 
 /// The machine waits for ten minutes, and the status must show why.
 #[tokio::test]
-async fn the_next_reconcile_publishes_an_unwritten_wait_for_capacity() {
+async fn a_wait_for_capacity_is_shown_despite_a_write_of_another_client() {
     let server = Server::with(&machine().build());
     let ctx = server.context(Vec::new());
     let before = server.object();
     let gathered = gather(&ctx, &before).await;
     let mut object = Object::new(&ctx, Arc::new(before.clone()), HasStatus::Yes);
     server.ask_again();
-    let requeue_after = Duration::from_mins(10);
-    let written = publish(
-        &ctx,
-        &before,
-        &mut object,
-        &gathered,
-        Outcome::AwaitingCapacity {
-            failure_domain: None,
-            requeue_after,
-        },
-    )
-    .await;
-    assert!(matches!(written, Err(Error::Conflict { .. })), "{written:?}");
-    let next = gather(&ctx, &before).await;
-    let unpublished = next.unpublished().map(|(outcome, _)| outcome);
-    assert!(
-        matches!(unpublished.as_deref(), Some(Outcome::AwaitingCapacity { .. })),
-        "{unpublished:?}"
-    );
+    let outcome = Outcome::AwaitingCapacity {
+        failure_domain: None,
+        requeue_after: Duration::from_mins(10),
+    };
+    publish(&ctx, &before, &mut object, &gathered, outcome).await.unwrap();
+    let status = server.object().status.unwrap();
+    let shown = conditions::get(&status.conditions, conditions::READY).unwrap();
+    assert_eq!(shown.reason, reason::WAITING_FOR_CAPACITY);
+    assert!(ctx.states.get(before.metadata.uid()).retry.is_some());
+}
+
+/// A call whose failure nobody could see is repeated, not waited for.
+#[tokio::test]
+async fn a_failure_that_cannot_be_shown_starts_no_wait() {
+    let server = Server::with(&machine().build());
+    let ctx = server.context(Vec::new());
+    let before = server.object();
+    let gathered = gather(&ctx, &before).await;
+    let mut object = Object::new(&ctx, Arc::new(before.clone()), HasStatus::Yes);
+    server.replace(&{
+        let mut another = before.clone();
+        another.metadata.uid = Some("u-2".to_owned());
+        another
+    });
+    let failure = Failure::new(Call::Create, Status::new(Code::PermissionDenied, "no"));
+    let written = publish(&ctx, &before, &mut object, &gathered, failure.into()).await;
+    assert!(matches!(written, Err(Error::Gone { .. })), "{written:?}");
+    assert!(ctx.states.get(before.metadata.uid()).retry.is_none());
 }
 
 /// A second create of the first control plane machine would start a second cluster.

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use http::{Request, Response};
 use kube::client::{Body, Client};
@@ -13,14 +12,11 @@ use super::*;
 use crate::admission::AdmissionPolicies;
 use crate::api::DeserializeGuard;
 use crate::api::identity::VmState;
-use crate::api::v1alpha1::OperationType;
 use crate::apiserver::Events;
 use crate::driver::ConfiguredDrivers;
 use crate::driver::resolution::{Choice, choice};
 use crate::driver::tests::{FakeDriver, configured_driver};
 use crate::machine::fixtures::{MachineFixture, machine};
-use crate::machine::outcome::RetryTrigger;
-use crate::machine::runtime_state::{Retry, RuntimeState, UnimplementedCall};
 use crate::reconcile::caches::{Caches, ClusterIds};
 use crate::telemetry::metrics::Metrics;
 use cmi_driver::{Capabilities, Code, SpecSchema, Status};
@@ -91,57 +87,6 @@ async fn a_power_policy_that_the_driver_cannot_follow_is_refused() {
     *says.lock().unwrap() = Ok(able);
     met.store(1, Ordering::SeqCst);
     assert_eq!(gather(&ctx, &always_on).await.observed.violation, None);
-}
-
-/// CTL-02
-#[test]
-fn an_unpublished_failure_keeps_the_rest_of_its_wait() {
-    let instant = Instant::now();
-    let failed = |until, inputs| Gathered {
-        observed: Observed {
-            owner: Owner::None,
-            cluster: None,
-            infra_cluster: None,
-            cluster_id: None,
-            driver: Err(ResolveError::NoneConfigured),
-            conflict: ProviderIdConflict::None,
-            violation: None,
-            state: RuntimeState {
-                retry: Some(Retry {
-                    during: OperationType::Create,
-                    attempts: 3,
-                    trigger: RetryTrigger::Other,
-                    until,
-                    inputs,
-                    unpublished: Some(Arc::new(Outcome::NoOp(""))),
-                }),
-                ..RuntimeState::default()
-            },
-            inputs: 7,
-            connection_generation: 1,
-            now: jiff::Timestamp::UNIX_EPOCH,
-            instant,
-        },
-        configured_driver: None,
-    };
-    let later = RetryCondition::Time(instant + Duration::from_secs(40));
-    for (until, left) in [
-        (later, Some(Duration::from_secs(40))),
-        (
-            RetryCondition::AnotherDriver(UnimplementedCall {
-                connection_generation: 1,
-                operation: Operation::CreateMachine,
-            }),
-            None,
-        ),
-    ] {
-        let (_, timing) = failed(until, 7).unpublished().unwrap();
-        assert_eq!((timing.attempts, timing.wait), (3, left), "it is no further try");
-    }
-    assert!(
-        failed(later, 8).unpublished().is_none(),
-        "it would be published as a failure of a spec that was never tried"
-    );
 }
 
 /// The driver that refused made no VM, so another driver may be tried.

@@ -86,15 +86,6 @@ impl Plan {
             Self::Outcome(_) | Self::ReportInPlaceUpdate => RequiredPolicyCheck::None,
         }
     }
-
-    /// Returns whether the plan does nothing now and the machine is not paused. Then an earlier unpublished
-    /// failure can be published first.
-    pub fn is_idle(&self) -> bool {
-        matches!(
-            self,
-            Self::Outcome(Outcome::Waiting(_) | Outcome::Refused { .. } | Outcome::UpToDate { .. })
-        )
-    }
 }
 
 /// The check of the admission policies that a plan needs so that it never acts on a forged identity.

@@ -685,31 +685,6 @@ fn a_change_of_spec_annotations_or_bootstrap_data_ends_a_wait() {
     );
 }
 
-/// An unpublished failure is published while its call waits. A paused machine or a due action comes first.
-#[test]
-fn what_is_left_to_say_of_a_failure_is_said_while_nothing_is_done() {
-    let finalizer_missing = || machine().provisioned().without_finalizer();
-    for (plan, idle) in [
-        (world().remembering(40).plan(machine().identified()), true),
-        (world().unable(0).plan(machine().identified()), true),
-        (world().driver_busy().plan(machine()), true),
-        (
-            world()
-                .remembering(40)
-                .plan(machine().provisioned().power("Starting")),
-            true,
-        ),
-        (world().violating("no").plan(machine().provisioned()), true),
-        (world().plan(machine().identified()), false),
-        (world().paused().plan(machine().identified()), false),
-        (world().plan(finalizer_missing()), false),
-        (world().without_owner().plan(machine()), false),
-        (world().plan(machine().identified().deleted_at(now())), false),
-    ] {
-        assert_eq!(plan.is_idle(), idle, "{plan:?}");
-    }
-}
-
 /// CMI-37
 #[test]
 fn an_unimplemented_call_is_retried_only_with_another_driver() {

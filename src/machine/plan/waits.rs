@@ -60,7 +60,6 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
             .as_ref()
             .and_then(|inputs| inputs.parse().ok())
             .unwrap_or(inputs),
-        unpublished: None,
     })
 }
 

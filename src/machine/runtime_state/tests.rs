@@ -57,7 +57,6 @@ fn a_suspicion_outlives_a_failure_and_ends_with_an_answer() {
         trigger: RetryTrigger::Other,
         until: RetryCondition::Time(Instant::now()),
         inputs: 0,
-        unpublished: None,
     };
     states.failed("u", states.get("u").hint_number(), retry);
     let known = states.get("u");
@@ -85,7 +84,6 @@ fn a_suspicion_that_comes_during_a_call_is_not_answered_by_it() {
         trigger: RetryTrigger::Other,
         until: RetryCondition::Time(Instant::now()),
         inputs: 0,
-        unpublished: None,
     };
     states.failed("u", before, retry);
     assert!(states.get("u").hint.unwrap().is_new, "it waits for nothing");
@@ -96,23 +94,6 @@ fn a_suspicion_that_comes_during_a_call_is_not_answered_by_it() {
     states.hint("v", LookUpHint::Signal);
     states.succeeded("v", before);
     assert_eq!(states.get("v").hinted(), Some(LookUpHint::Signal));
-}
-
-#[test]
-fn a_failure_is_kept_until_it_is_published_and_waited_for_after_that() {
-    let states = RuntimeStates::default();
-    let retry = Retry {
-        during: OperationType::Create,
-        attempts: 1,
-        trigger: RetryTrigger::Other,
-        until: RetryCondition::Time(Instant::now()),
-        inputs: 0,
-        unpublished: Some(Arc::new(Outcome::NoOp(""))),
-    };
-    states.failed("u", states.get("u").hint_number(), retry);
-    assert!(states.get("u").retry.unwrap().unpublished.is_some());
-    states.published("u");
-    assert!(states.get("u").retry.unwrap().unpublished.is_none());
 }
 
 #[test]
@@ -151,7 +132,6 @@ fn a_failure_in_between_breaks_an_absence_off() {
         trigger: RetryTrigger::Other,
         until: RetryCondition::Time(start),
         inputs: 0,
-        unpublished: None,
     };
     states.failed("u", states.get("u").hint_number(), retry);
     assert_eq!(
@@ -246,7 +226,6 @@ fn an_early_capacity_signal_ends_only_the_next_capacity_wait() {
         trigger,
         until: later(),
         inputs: 7,
-        unpublished: None,
     };
     let waits = |states: &RuntimeStates| {
         let retry = states.get("u").retry.unwrap();
@@ -324,7 +303,6 @@ fn a_look_up_does_not_end_the_wait_of_a_failed_update() {
             trigger: RetryTrigger::Other,
             until: RetryCondition::Time(Instant::now()),
             inputs: 0,
-            unpublished: None,
         };
         states.failed("u", 0, retry);
         states.found("u", 0);
