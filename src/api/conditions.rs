@@ -21,9 +21,6 @@ pub const VIRTUAL_MACHINE_UP_TO_DATE: &str = "VirtualMachineUpToDate";
 pub const VIRTUAL_MACHINE_RUNNING: &str = "VirtualMachineRunning";
 /// Whether the published failure domains are the driver's current failure domains.
 pub const FAILURE_DOMAINS_UP_TO_DATE: &str = "FailureDomainsUpToDate";
-/// Whether `clusterctl move` moves the Secret with the credentials. Only of machines whose
-/// Secret it once left behind.
-pub const CREDENTIALS_MOVABLE: &str = "CredentialsMovable";
 /// Why no Node has joined. Only for machines that have none after the time of a bootstrap.
 pub const NODE_JOINED: &str = "NodeJoined";
 /// Whether the not-ready taint was removed from the Node. Only for machines whose spec names a taint.

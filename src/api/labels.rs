@@ -21,5 +21,3 @@ pub fn watch_filter(metadata: &ObjectMeta) -> Option<&str> {
 
 /// Label of an object without an owning Cluster, any value: `clusterctl move` moves the object anyway.
 pub const MOVE: &str = "clusterctl.cluster.x-k8s.io/move";
-/// As [`MOVE`], also for the objects that it owns.
-pub const MOVE_HIERARCHY: &str = "clusterctl.cluster.x-k8s.io/move-hierarchy";

@@ -69,9 +69,6 @@ reasons! {
     NOT_PAUSED = "NotPaused",
         "The object is not paused.",
         None;
-    MOVABLE = "Movable",
-        "`clusterctl move` moves the Secret with the credentials.",
-        None;
     DELETED = "Deleted",
         "The VM is deleted.",
         None;
@@ -177,10 +174,6 @@ reasons! {
     DRIVER_CHANGED = "DriverChanged",
         "`spec.driver` names another driver than the one that may have made the VM.",
         Some("Set `spec.driver` back, or replace the machine.");
-    MOVE_LABEL_MISSING = "MoveLabelMissing",
-        "The Secret with the credentials has neither an owner nor the label by which `clusterctl move` moves \
-            it.",
-        Some("Label the Secret as the message shows before you move the Cluster.");
     INCOMPLETE = "Incomplete",
         "The template lacks a field that every machine needs.",
         Some("If a ClusterClass adds the field, nothing. Otherwise create a template that has the field in \

@@ -1,13 +1,10 @@
 //! Secrets: read by name when they are needed, never listed, watched or kept.
 
 use k8s_openapi::api::core::v1::Secret;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::{Api, Client};
 
 use super::Error;
-use crate::api::GROUP;
 use crate::api::annotations;
-use crate::api::labels::{MOVE, MOVE_HIERARCHY};
 use cmi_driver::{SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT, is_dns_subdomain};
 
 /// Cluster API's key of the bootstrap data.
@@ -127,8 +124,7 @@ pub enum InvalidSecret {
     },
 }
 
-/// Reads the driver's credentials: all keys of the Secret, and whether `clusterctl move` moves the Secret.
-/// `field` is the field that names the Secret.
+/// Reads the driver's credentials: all keys of the Secret. `field` is the field that names the Secret.
 ///
 /// # Errors
 /// The outer error when the API server can't be asked, the inner one when its answer can't be used.
@@ -137,13 +133,12 @@ pub async fn credentials(
     namespace: &str,
     name: &str,
     field: &'static str,
-) -> Result<Result<(Secrets, bool), InvalidSecret>, Error> {
+) -> Result<Result<Secrets, InvalidSecret>, Error> {
     let action = "reading the Secret with the credentials";
     let secret = match read(client, namespace, name, field, action).await? {
         Ok(secret) => secret,
         Err(invalid) => return Ok(Err(invalid)),
     };
-    let is_movable = is_movable(&secret.metadata);
     let data = secret.data.unwrap_or_default();
     if let Some(key) = data
         .keys()
@@ -158,23 +153,7 @@ pub async fn credentials(
         .into_iter()
         .map(|(key, value)| (key, SecretValue::from(value.0)))
         .collect();
-    Ok(Ok((secrets, is_movable)))
-}
-
-/// Whether `clusterctl move` moves a Secret: because of its label, or because an object of Cluster API or of
-/// this provider owns it. clusterctl follows no other owners. So it leaves behind the Secrets of
-/// ExternalSecrets, for example.
-fn is_movable(metadata: &ObjectMeta) -> bool {
-    let moves = |owner: &OwnerReference| {
-        let group = owner.api_version.split_once('/').map_or("", |(group, _)| group);
-        group == GROUP || group == "cluster.x-k8s.io" || group.ends_with(".cluster.x-k8s.io")
-    };
-    let owners = metadata.owner_references.as_deref().unwrap_or_default();
-    let is_owned = owners.iter().any(moves);
-    let labels = metadata.labels.as_ref();
-    let is_labelled =
-        labels.is_some_and(|labels| labels.contains_key(MOVE) || labels.contains_key(MOVE_HIERARCHY));
-    is_owned || is_labelled
+    Ok(Ok(secrets))
 }
 
 /// Adds the bootstrap data and their format to the credentials, for a create.
@@ -286,7 +265,6 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use http::{Request, Response};
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
     use kube::client::Body;
 
     use super::*;
@@ -336,43 +314,5 @@ mod tests {
         assert_eq!(asked.load(Ordering::SeqCst), 0);
         let there = credentials(&client, "ns", "a.b-1", SECRET_REF).await.unwrap();
         assert!(matches!(there, Err(InvalidSecret::Missing { .. })));
-    }
-
-    #[test]
-    fn clusterctl_takes_a_secret_along_by_its_label_or_with_its_owner() {
-        let labelled = |label: &str| ObjectMeta {
-            labels: Some([(label.to_owned(), String::new())].into()),
-            ..ObjectMeta::default()
-        };
-        let owned = |owners: &[OwnerReference]| ObjectMeta {
-            owner_references: Some(owners.to_vec()),
-            ..ObjectMeta::default()
-        };
-        let by = |api_version: &str| {
-            let api_version = api_version.to_owned();
-            owned(&[OwnerReference {
-                api_version,
-                ..OwnerReference::default()
-            }])
-        };
-        for moved in [
-            labelled(MOVE),
-            labelled(MOVE_HIERARCHY),
-            by("cluster.x-k8s.io/v1beta2"),
-            by("bootstrap.cluster.x-k8s.io/v1beta2"),
-            by("infrastructure.capcmi.io/v1alpha1"),
-        ] {
-            assert!(is_movable(&moved), "{moved:?}");
-        }
-        for left in [
-            ObjectMeta::default(),
-            labelled("team"),
-            owned(&[]),
-            by("external-secrets.io/v1"),
-            by("v1"),
-            by("mycluster.x-k8s.io/v1"),
-        ] {
-            assert!(!is_movable(&left), "{left:?}");
-        }
     }
 }

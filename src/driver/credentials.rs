@@ -22,8 +22,16 @@ pub async fn read(
     secret: Option<&str>,
     field: &'static str,
 ) -> Result<Result<Secrets, InvalidSecret>, Error> {
-    let read = read_with_movability(client, driver, namespace, secret, field).await?;
-    Ok(read.map(|(secrets, _)| secrets))
+    match secret {
+        Some(name) => secrets::credentials(client, namespace, name, field).await,
+        None => Ok(driver
+            .credentials()
+            .await
+            .map_err(|error| InvalidSecret::OfProvider {
+                driver: driver.name().to_owned(),
+                why: error.to_string(),
+            })),
+    }
 }
 
 /// Returns the class of a call: the provider spec, with the credentials as [`read`] reads them.
@@ -42,28 +50,4 @@ pub async fn machine_class(
         provider_spec,
         secrets,
     }))
-}
-
-/// Reads the credentials as [`read`] does, and whether `clusterctl move` moves them: it does not move the
-/// provider's own.
-///
-/// # Errors
-/// As [`read`].
-pub async fn read_with_movability(
-    client: &Client,
-    driver: &ConfiguredDriver,
-    namespace: &str,
-    secret: Option<&str>,
-    field: &'static str,
-) -> Result<Result<(Secrets, bool), InvalidSecret>, Error> {
-    match secret {
-        Some(name) => secrets::credentials(client, namespace, name, field).await,
-        None => Ok(match driver.credentials().await {
-            Ok(own) => Ok((own, true)),
-            Err(error) => Err(InvalidSecret::OfProvider {
-                driver: driver.name().to_owned(),
-                why: error.to_string(),
-            }),
-        }),
-    }
 }

@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 
 use super::Context;
 use super::finalizer::has_finalizer;
-use super::status::{self, SecretMovability, in_progress};
+use super::status::in_progress;
 use crate::api::bounded;
 use crate::api::identity::{self, VmEvent, VmRecord};
 use crate::api::progress::Task;
@@ -66,7 +66,6 @@ pub struct Object<'a> {
     /// The generation that the plan was based on, once a later one was read.
     planned_generation: Option<i64>,
     has_status: HasStatus,
-    secret_movability: SecretMovability,
 }
 
 impl<'a> Object<'a> {
@@ -79,14 +78,7 @@ impl<'a> Object<'a> {
             latest,
             planned_generation: None,
             has_status,
-            secret_movability: SecretMovability::Unread,
         }
-    }
-
-    /// Records whether clusterctl would leave the credentials' Secret behind. This is known once the
-    /// credentials were read. The status reports it after that.
-    pub fn record_secret_movability(&mut self, movability: SecretMovability) {
-        self.secret_movability = movability;
     }
 
     /// The newest known version.
@@ -342,7 +334,6 @@ impl<'a> Object<'a> {
         if self.has_status == HasStatus::No {
             return Ok(());
         }
-        let status = status::with_secret_movability(&self.latest, status, &self.secret_movability);
         let before = self.latest.status.as_ref();
         let published = publish_status(&self.api, &self.latest.metadata, before, &status).await?;
         if let Some((metadata, status)) = published {

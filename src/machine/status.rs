@@ -7,18 +7,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::api::addresses;
 use crate::api::conditions::{
-    self, CREDENTIALS_MOVABLE, ConditionStatus, DELETING, DRIVER_REACHABLE, PAUSED, READY, Setter,
-    VIRTUAL_MACHINE_CREATED, VIRTUAL_MACHINE_INITIALIZED, VIRTUAL_MACHINE_RUNNING,
-    VIRTUAL_MACHINE_UP_TO_DATE, reason,
+    self, ConditionStatus, DELETING, DRIVER_REACHABLE, PAUSED, READY, Setter, VIRTUAL_MACHINE_CREATED,
+    VIRTUAL_MACHINE_INITIALIZED, VIRTUAL_MACHINE_RUNNING, VIRTUAL_MACHINE_UP_TO_DATE, reason,
 };
 use crate::api::identity;
-use crate::api::labels;
 use crate::api::retry::LONG_WAIT;
 use crate::api::v1alpha1::{
     InfraMachine, InfraMachineInitialization, InfraMachineStatus, LastOperation, OperationState,
     OperationType,
 };
-use crate::api::wall_clock;
 use crate::driver::{CREATES_SUSPENDED, StableReachability, full_failure_domain};
 use crate::machine::outcome::{Blocked, Outcome, RETRY_NOW_HINT};
 use crate::machine::plan::is_refused_uncalled;
@@ -45,17 +42,6 @@ pub struct RetryTiming {
     pub attempts: u32,
     /// The wait before the next attempt, if any.
     pub wait: Option<Duration>,
-}
-
-/// Whether `clusterctl move` moves the Secret with the credentials.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SecretMovability {
-    /// The Secret was not read.
-    Unread,
-    /// The Secret is moved, or the machine has no Secret.
-    Movable,
-    /// The Secret with this name is not moved.
-    LeftBehind(String),
 }
 
 /// A status under construction.
@@ -151,35 +137,6 @@ pub fn started(
         ..LastOperation::new(OperationType::Update, state, name, now)
     });
     status
-}
-
-/// Reports whether `clusterctl move` would leave the Secret with the credentials behind. A machine at the
-/// target could then be neither updated nor deleted. Writes nothing if this was never the case.
-pub fn with_secret_movability(
-    machine: &InfraMachine,
-    status: InfraMachineStatus,
-    movability: &SecretMovability,
-) -> InfraMachineStatus {
-    let type_ = CREDENTIALS_MOVABLE;
-    let is_shown = conditions::get(&status.conditions, type_).is_some();
-    let mut draft = Draft {
-        machine,
-        status,
-        now: wall_clock::now(),
-    };
-    match movability {
-        SecretMovability::LeftBehind(name) => {
-            let message = format!(
-                "`clusterctl move` does not move Secret `{name}`, because it has no owner: add the label \
-                    {}=\"\"",
-                labels::MOVE
-            );
-            draft.mark_false(type_, reason::MOVE_LABEL_MISSING, &message);
-        }
-        SecretMovability::Movable if is_shown => draft.mark_true(type_, reason::MOVABLE),
-        SecretMovability::Movable | SecretMovability::Unread => {}
-    }
-    draft.status
 }
 
 impl Draft<'_> {

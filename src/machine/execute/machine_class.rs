@@ -7,7 +7,6 @@ use crate::api::identity;
 use crate::api::{ObjectMetaExt as _, annotations};
 use crate::apiserver::secrets;
 use crate::driver::credentials;
-use crate::machine::status::SecretMovability;
 use cmi_driver::{MachineClass, ProviderSpec};
 
 /// The location of a Secret's name, as error messages give it.
@@ -17,7 +16,7 @@ static SECRET_OF_RECORD: LazyLock<String> =
 impl Executor<'_, '_, '_> {
     /// Returns the class for every call except a create: the spec and the credentials of the VM.
     pub async fn with_credentials(
-        &mut self,
+        &self,
         provider_spec: ProviderSpec,
     ) -> Result<MachineClass, ExecuteError> {
         let machine = self.object.get();
@@ -28,14 +27,7 @@ impl Executor<'_, '_, '_> {
         let name = identity::credentials(machine);
         let (client, driver) = (&self.ctx.client, self.permit.configured_driver());
         let namespace = machine.metadata.namespace();
-        let read =
-            credentials::read_with_movability(client, driver, namespace, name.as_deref(), field).await?;
-        let (secrets, is_movable) = read?;
-        let movability = match name {
-            Some(name) if !is_movable => SecretMovability::LeftBehind(name),
-            Some(_) | None => SecretMovability::Movable,
-        };
-        self.object.record_secret_movability(movability);
+        let secrets = credentials::read(client, driver, namespace, name.as_deref(), field).await??;
         Ok(MachineClass {
             provider_spec,
             secrets,

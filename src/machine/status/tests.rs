@@ -10,7 +10,7 @@ use super::*;
 use crate::api::identity::InvalidSpec;
 use crate::api::retry::Call;
 use crate::api::v1alpha1::SecretReference;
-use crate::api::{annotations, labels};
+use crate::api::annotations;
 use crate::apiserver::InvalidSecret;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, reachability, world};
 use crate::machine::outcome::Failure;
@@ -1170,37 +1170,6 @@ fn a_refused_change_of_a_vm_that_is_up_leaves_its_last_operation() {
     let up = machine().provisioned().build();
     let before = up.status.clone().unwrap().last_operation;
     assert_eq!(after(&up, &refused(), timing()).last_operation, before);
-}
-
-/// The missing Secret becomes a problem only when the machine is updated or deleted at the target.
-#[test]
-fn a_secret_that_clusterctl_would_not_move_is_reported_until_labelled() {
-    let machine = machine().provisioned().build();
-    let before = machine.status.clone().unwrap();
-    let left_behind = || SecretMovability::LeftBehind("creds".to_owned());
-    let told = |status, movability: SecretMovability| with_secret_movability(&machine, status, &movability);
-    assert_eq!(
-        told(before.clone(), SecretMovability::Movable),
-        before,
-        "nothing is said where all is well"
-    );
-    let left = told(before, left_behind());
-    let condition = |status: &InfraMachineStatus| {
-        let shown = conditions::get(&status.conditions, conditions::CREDENTIALS_MOVABLE).unwrap();
-        (shown.status.clone(), shown.message.clone())
-    };
-    let (state, message) = condition(&left);
-    assert_eq!(state, "False");
-    assert!(
-        message.contains("`creds`") && message.contains(labels::MOVE),
-        "{message}"
-    );
-    assert_eq!(told(left.clone(), left_behind()), left, "the same is no write");
-    assert_eq!(told(left.clone(), SecretMovability::Unread), left);
-    assert_eq!(
-        condition(&told(left.clone(), SecretMovability::Movable)).0,
-        "True"
-    );
 }
 
 /// `Ready` stays, because an operator may have switched the VM off.

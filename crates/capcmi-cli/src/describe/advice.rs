@@ -36,7 +36,6 @@ pub(super) fn steps(facts: &MachineReport, now: Timestamp) -> Vec<String> {
         conditions::VIRTUAL_MACHINE_RUNNING,
         conditions::VIRTUAL_MACHINE_UP_TO_DATE,
         conditions::NODE_JOINED,
-        conditions::CREDENTIALS_MOVABLE,
         conditions::NOT_READY_TAINT_REMOVED,
         conditions::VOLUMES_DRAINED,
     ];
