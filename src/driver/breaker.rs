@@ -7,47 +7,76 @@
 //! in flight succeeded, or an operator requests an attempt. The credentials matter because a quota usually
 //! belongs to an account, and drivers do not report its classes.
 //!
-//! A half-open breaker lets one create through. If it succeeds, the circuit recovers: each create that
-//! succeeds wakes two waiters. So a fleet comes back at the pace of the back end, in doubling numbers. If it
-//! fails, the circuit opens again, and hints that prove wrong count less and less.
+//! A half-open breaker lets one create through, and one more for each create that succeeds. So a fleet comes
+//! back at the pace of the back end, in doubling numbers. If one fails, the breaker opens again, and hints
+//! that prove wrong count less and less.
 //!
 //! A new process has closed breakers. The machines that waited retry, as many at a time as there are permits,
 //! until the first answer opens the breaker again.
 
-mod circuit;
 mod key;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use self::circuit::Circuit;
 pub(super) use self::key::{ClassKey, CredentialsKey};
 use super::waker::Waker;
-use crate::api::retry;
+use crate::api::retry::{LONG_WAIT, backoff, requested_delay};
 use crate::telemetry::metrics::BreakerCount;
 use cmi_driver::{Code, Status};
-
-/// The breakers of one driver; closed breakers are not kept.
-#[derive(Debug, Default)]
-pub struct Breakers {
-    by_class: Mutex<HashMap<ClassKey, Circuit>>,
-}
 
 /// Why a create of a machine waits.
 pub const CREATES_SUSPENDED: &str =
     "creates of this class are suspended, because another machine of the class exhausted the capacity";
+
+/// How long an idle breaker is kept, as the last machine that it woke may still be on its way.
+const KEPT_IDLE: Duration = Duration::from_secs(10);
+
+/// The breakers of one driver, of the classes with creates or waiting machines.
+#[derive(Debug, Default)]
+pub struct Breakers {
+    by_class: Mutex<HashMap<ClassKey, Circuit>>,
+}
 
 /// A create that was let through. An attempt that is dropped without an answer is inconclusive.
 #[derive(Debug)]
 pub struct Attempt<'a> {
     breakers: &'a Breakers,
     key: ClassKey,
-    /// Whether the breaker was not closed, so that it counts the create.
-    counted: bool,
+    answer: Answer,
+}
+
+/// What a create reveals about capacity.
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    Created,
+    /// With the time that the driver asks to wait.
+    Exhausted(Option<Duration>),
+    Inconclusive,
+}
+
+/// The circuit breaker of a class. The wakers that it returns have to run without the lock.
+#[derive(Debug)]
+struct Circuit {
+    /// No create is let through before this time.
+    until: Instant,
+    /// The number of creates that may run at the same time. Without a limit while the breaker is closed.
+    allowed: u32,
+    /// Creates that were let through and are not answered yet.
+    in_flight: u32,
+    /// When capacity was exhausted last.
+    exhausted_at: Instant,
+    /// The number of creates in a row that failed, each soon after the previous one.
+    failures: u32,
+    /// Whether there was a hint of capacity since the last create began.
+    is_hinted: bool,
+    waiting: VecDeque<(Arc<str>, Waker)>,
 }
 
 impl Breakers {
@@ -60,33 +89,29 @@ impl Breakers {
         requested: bool,
         waker: Waker,
     ) -> Option<Attempt<'_>> {
+        let now = Instant::now();
         let mut circuits = self.by_class.lock();
-        let circuit = circuits.get_mut(&key);
-        let counted = circuit.is_some();
-        if let Some(circuit) = circuit
-            && !circuit.begin(uid, requested, Instant::now())
-        {
+        let circuit = circuits
+            .entry(key.clone())
+            .or_insert_with(|| Circuit::closed(now));
+        if !circuit.begin(uid, requested, now) {
             circuit.wait(uid, waker);
             return None;
         }
-        drop(circuits);
         Some(Attempt {
             breakers: self,
             key,
-            counted,
+            answer: Answer::Inconclusive,
         })
     }
 
     /// Queues `uid` until there may be capacity; `waker` runs then.
     pub(super) fn wait(&self, key: &ClassKey, uid: &str, waker: Waker) {
-        let mut circuits = self.by_class.lock();
-        let Some(circuit) = circuits.get_mut(key) else {
-            drop(circuits);
-            // There is capacity already.
-            waker.wake();
-            return;
-        };
-        circuit.wait(uid, waker);
+        if let Some(circuit) = self.by_class.lock().get_mut(key) {
+            return circuit.wait(uid, waker);
+        }
+        // There is capacity already.
+        waker.wake();
     }
 
     pub(super) fn forget(&self, uid: &str) {
@@ -98,7 +123,12 @@ impl Breakers {
     /// Counts an initialization that failed because capacity is exhausted.
     pub(super) fn record_failure(&self, key: &ClassKey, status: &Status) {
         if status.code() == Code::ResourceExhausted {
-            self.on_exhausted(key, status, false);
+            let now = Instant::now();
+            let mut circuits = self.by_class.lock();
+            let circuit = circuits
+                .entry(key.clone())
+                .or_insert_with(|| Circuit::closed(now));
+            circuit.on_exhausted(requested_delay(status), now);
         }
     }
 
@@ -108,10 +138,10 @@ impl Breakers {
         for circuit in self.by_class.lock().values() {
             if circuit.is_open(now) {
                 count.open += 1;
-            } else {
+            } else if circuit.allowed < u32::MAX {
                 count.half_open += 1;
             }
-            count.waiting += circuit.waiting();
+            count.waiting += u64::try_from(circuit.waiting.len()).unwrap_or(u64::MAX);
         }
         count
     }
@@ -119,11 +149,11 @@ impl Breakers {
     /// Records that a VM with these credentials is gone: each class with these credentials may have capacity.
     pub(super) fn on_freed(&self, credentials: &CredentialsKey) {
         let now = Instant::now();
-        let mut circuits = self.by_class.lock();
-        let theirs = circuits
-            .iter_mut()
-            .filter(|(key, _)| key.credentials == *credentials);
-        theirs.for_each(|(_, circuit)| circuit.on_capacity_hint(now));
+        for (key, circuit) in self.by_class.lock().iter_mut() {
+            if key.credentials == *credentials {
+                circuit.on_capacity_hint(now);
+            }
+        }
     }
 
     /// Wakes the machines whose time has come. Runs at an interval.
@@ -132,48 +162,138 @@ impl Breakers {
         let mut wakers = Vec::new();
         self.by_class.lock().retain(|_, circuit| {
             wakers.extend(circuit.wake_due(now));
-            !circuit.is_closed(now)
+            !circuit.is_idle(now)
         });
         wakers.into_iter().for_each(Waker::wake);
-    }
-
-    fn on_exhausted(&self, key: &ClassKey, status: &Status, counted: bool) {
-        let now = Instant::now();
-        let mut circuits = self.by_class.lock();
-        circuits
-            .entry(key.clone())
-            .or_insert_with(|| Circuit::half_open(now))
-            .on_exhausted(retry::requested_delay(status), counted, now);
     }
 }
 
 impl Attempt<'_> {
     /// Records the driver's answer. Errors other than exhausted capacity are inconclusive.
     pub fn record<T>(mut self, answer: &Result<T, Status>) {
-        match answer {
-            Ok(_) => {
-                let counted = std::mem::take(&mut self.counted);
-                let mut circuits = self.breakers.by_class.lock();
-                let circuit = circuits.get_mut(&self.key);
-                let wakers = circuit.map(|circuit| circuit.on_success(counted, Instant::now()));
-                drop(circuits);
-                wakers.into_iter().flatten().for_each(Waker::wake);
-            }
+        self.answer = match answer {
+            Ok(_) => Answer::Created,
             Err(status) if status.code() == Code::ResourceExhausted => {
-                let counted = std::mem::take(&mut self.counted);
-                self.breakers.on_exhausted(&self.key, status, counted);
+                Answer::Exhausted(requested_delay(status))
             }
-            Err(_) => {}
-        }
+            Err(_) => Answer::Inconclusive,
+        };
     }
 }
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        if self.counted
-            && let Some(circuit) = self.breakers.by_class.lock().get_mut(&self.key)
-        {
-            circuit.on_inconclusive(Instant::now());
+        if let Some(circuit) = self.breakers.by_class.lock().get_mut(&self.key) {
+            circuit.end(self.answer, Instant::now());
         }
+    }
+}
+
+impl Circuit {
+    /// Returns a circuit that lets every create through.
+    fn closed(now: Instant) -> Self {
+        Self {
+            until: now,
+            allowed: u32::MAX,
+            in_flight: 0,
+            exhausted_at: now,
+            failures: 0,
+            is_hinted: false,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// Lets a create of a machine through and counts it, if the state allows one. An operator can request an
+    /// attempt while none is in flight.
+    fn begin(&mut self, uid: &str, requested: bool, now: Instant) -> bool {
+        if requested && self.in_flight == 0 {
+            self.until = self.until.min(now);
+        }
+        let is_begun = !self.is_open(now) && self.in_flight < self.allowed;
+        if is_begun {
+            self.in_flight += 1;
+            self.is_hinted = false;
+            self.forget(uid);
+        }
+        is_begun
+    }
+
+    /// Queues a machine. A machine that waits already keeps its place.
+    fn wait(&mut self, uid: &str, waker: Waker) {
+        match self.waiting.iter_mut().find(|(waiting, _)| **waiting == *uid) {
+            Some((_, before)) => *before = waker,
+            None => self.waiting.push_back((uid.into(), waker)),
+        }
+    }
+
+    fn forget(&mut self, uid: &str) {
+        self.waiting.retain(|(waiting, _)| **waiting != *uid);
+    }
+
+    /// Records the end of a create.
+    fn end(&mut self, answer: Answer, now: Instant) {
+        self.in_flight -= 1;
+        match answer {
+            // The create was in flight when another one found no capacity.
+            Answer::Created if self.is_open(now) => self.on_capacity_hint(now),
+            Answer::Created => {
+                self.allowed = self.allowed.saturating_add(1);
+                self.failures = 0;
+            }
+            Answer::Exhausted(asked) => self.on_exhausted(asked, now),
+            Answer::Inconclusive if self.allowed == 1 && !self.is_open(now) => {
+                self.failures += 1;
+                self.until = now + backoff(self.failures, 0.0);
+            }
+            Answer::Inconclusive => {}
+        }
+    }
+
+    /// Records exhausted capacity, and how long the driver asks to wait. A hint that came while the create
+    /// ran counts for the next create.
+    fn on_exhausted(&mut self, asked: Option<Duration>, now: Instant) {
+        // Otherwise another create was in flight at the same time.
+        if !self.is_open(now) {
+            let is_early = now.saturating_duration_since(self.exhausted_at) < LONG_WAIT;
+            self.failures = if is_early { self.failures + 1 } else { 1 };
+        }
+        self.exhausted_at = now;
+        self.allowed = 1;
+        let least = backoff(self.failures, 0.0);
+        let wait = match asked {
+            _ if std::mem::take(&mut self.is_hinted) => least,
+            Some(asked) => asked.max(least),
+            None => LONG_WAIT,
+        };
+        self.until = self.until.max(now + wait);
+    }
+
+    /// Records a hint that there may be capacity: an open circuit lets a create through earlier, but not
+    /// before a back-off. The back-off grows with each hint that proves wrong, so that the replacement of a
+    /// fleet does not keep trying a class in vain.
+    fn on_capacity_hint(&mut self, now: Instant) {
+        self.is_hinted = true;
+        let soon = self.exhausted_at + backoff(self.failures, 0.0);
+        self.until = self.until.min(soon.max(now));
+    }
+
+    fn is_open(&self, now: Instant) -> bool {
+        now < self.until
+    }
+
+    /// Returns the wakers of the machines that may try now. A machine that does not come, as it was deleted,
+    /// is followed by the next one.
+    fn wake_due(&mut self, now: Instant) -> impl Iterator<Item = Waker> {
+        let room = if self.is_open(now) {
+            0
+        } else {
+            self.allowed.saturating_sub(self.in_flight)
+        };
+        let count = usize::try_from(room).unwrap_or(usize::MAX).min(self.waiting.len());
+        self.waiting.drain(..count).map(|(_, waker)| waker)
+    }
+
+    fn is_idle(&self, now: Instant) -> bool {
+        now >= self.until + KEPT_IDLE && self.in_flight == 0 && self.waiting.is_empty()
     }
 }
