@@ -23,7 +23,7 @@ pub use self::kinds::{
     Adopt, Delete, DriverPlan, Initialize, PendingCreate, Plan, Provision, Refresh, RequiredPolicyCheck,
     ShutDown, Update,
 };
-pub use self::waits::{address_poll_interval, is_unsettled, restored, settling_poll_interval};
+pub use self::waits::{poll_interval, restored};
 
 use self::adoption::{obstacle, plan_adoption};
 use self::deletion::{pending_create, plan_deletion};

@@ -12,18 +12,16 @@ use super::Context;
 use super::gather::Gathered;
 use super::object::Object;
 use super::outcome::{Outcome, RetryTrigger};
-use super::plan::{address_poll_interval, is_unsettled, settling_poll_interval};
+use super::plan::poll_interval;
 use super::runtime_state::{LookUpHint, Retry, RetryCondition, UnimplementedCall};
 use super::status::{self, RetryTiming};
-use crate::api::addresses;
 use crate::api::retry::{Disposition, jitter};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, OperationType};
 use crate::api::wall_clock;
 use crate::api::{ObjectMetaExt as _, conditions};
 use crate::apiserver::Error;
-use crate::in_place::hot_update::InPlaceUpdate;
 use crate::reconcile::Action;
-use cmi_driver::{Operation, PowerState};
+use cmi_driver::Operation;
 
 /// Writes and records the outcome.
 pub async fn publish(
@@ -37,7 +35,7 @@ pub async fn publish(
         vm.addresses = gathered.address_rules().select(&vm.addresses);
     }
     let attempts = gathered.attempts(before);
-    let wait = wait(before, gathered, &outcome, attempts);
+    let wait = wait(before, &outcome, attempts);
     let timing = RetryTiming {
         now: wall_clock::now(),
         attempts,
@@ -84,7 +82,7 @@ async fn write(
             Outcome::Failed(_) | Outcome::AwaitingCapacity { .. } => object.insist_on_status(status).await?,
             _ => object.patch_status(status(&object.as_planned())).await?,
         }
-        record_published(ctx, &uid, gathered, outcome, timing.wait);
+        record_published(ctx, object.get(), gathered, outcome);
         ctx.failures.forget(&uid);
     }
     phase::measure(ctx, before, object.get(), gathered);
@@ -124,7 +122,7 @@ fn known_vm<'a>(before: &InfraMachine, outcome: &'a Outcome) -> Option<&'a cmi_d
 }
 
 /// Returns when to requeue the machine if nothing changes earlier.
-fn wait(before: &InfraMachine, gathered: &Gathered, outcome: &Outcome, attempts: u32) -> Option<Duration> {
+fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Duration> {
     let uid = before.metadata.uid();
     match outcome {
         Outcome::Blocked(block) => block.requeue_after,
@@ -136,38 +134,16 @@ fn wait(before: &InfraMachine, gathered: &Gathered, outcome: &Outcome, attempts:
         Outcome::Waiting(requeue_after)
         | Outcome::Refused { requeue_after, .. }
         | Outcome::UpToDate { requeue_after, .. } => *requeue_after,
-        Outcome::Provisioned(vm) if let Some(interval) = poll_interval(before, gathered, vm) => {
-            Some(interval)
-        }
-        // The look-up came first, and the remaining steps follow now.
-        Outcome::Provisioned(_) if before.is_provisioned() => Some(Duration::ZERO),
-        // After a move, the VM may lack a part of the spec. After an adoption, it may lack its machine's tag.
-        // The watch may show none of this reconcile's writes.
+        // The remaining steps follow now. The watch may show none of this reconcile's writes.
         Outcome::Provisioned(_) if before.spec.provider_id.is_some() => Some(Duration::ZERO),
-        // The look-up of an unsettled VM follows now, and so does the report to Cluster API.
-        Outcome::Updated if is_unsettled(before) || InPlaceUpdate::of(before) == InPlaceUpdate::Requested => {
-            Some(Duration::ZERO)
-        }
+        Outcome::Updated => Some(Duration::ZERO),
         Outcome::NoOp(_)
         | Outcome::NotSupported(_)
         | Outcome::Provisioned(_)
-        | Outcome::Updated
         | Outcome::Vanished(_)
         | Outcome::Gone
         | Outcome::RemoveFinalizer(_) => None,
     }
-}
-
-/// Returns the interval until the next poll of a VM that is starting, or has no IP address yet.
-fn poll_interval(before: &InfraMachine, gathered: &Gathered, vm: &cmi_driver::Machine) -> Option<Duration> {
-    let now = wall_clock::now();
-    let is_starting = vm.power_state == Some(PowerState::Starting);
-    let starting = is_starting.then(|| settling_poll_interval(before, now));
-    let capabilities = gathered
-        .capabilities()
-        .filter(|_| !addresses::include_ip(&vm.addresses));
-    let address = capabilities.and_then(|capabilities| address_poll_interval(before, capabilities, now));
-    starting.into_iter().chain(address).min()
 }
 
 /// Returns when a failed call may be retried. Returns `None` if there is no wait.
@@ -222,18 +198,15 @@ fn hint(ctx: &Context, uid: &str, gathered: &Gathered, outcome: &Outcome) {
 }
 
 /// Updates the runtime state after the status was written.
-fn record_published(
-    ctx: &Context,
-    uid: &str,
-    gathered: &Gathered,
-    outcome: &Outcome,
-    wait: Option<Duration>,
-) {
+fn record_published(ctx: &Context, machine: &InfraMachine, gathered: &Gathered, outcome: &Outcome) {
+    let uid = machine.metadata.uid();
     match outcome {
         Outcome::Provisioned(_) => {
             ctx.states.found(uid, gathered.hint());
-            if let Some(wait) = wait.filter(|wait| !wait.is_zero()) {
-                ctx.states.settle(uid, Instant::now() + wait);
+            let capabilities = gathered.capabilities();
+            let list_has_state = capabilities.is_some_and(|capabilities| capabilities.list_has_state);
+            if let Some(interval) = poll_interval(machine, list_has_state, wall_clock::now()) {
+                ctx.states.settle(uid, Instant::now() + interval);
             }
         }
         Outcome::Updated | Outcome::Vanished(_) => {

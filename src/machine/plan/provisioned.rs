@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::power::{is_off, wait_before_start};
-use super::waits::{address_poll_interval, is_unsettled, lacks, look_up_wait, retry_wait, until_settling};
+use super::waits::{lacks, look_up_wait, poll_interval, retry_wait, until_settling};
 use super::{DriverPlan, Initialize, Observed, Owner, Plan, Refresh, Update, machine_deleted};
 use crate::api::conditions::{self, reason};
 use crate::api::identity::{InvalidSpec, MadeFrom, VmRecord, VmState};
@@ -40,8 +40,8 @@ pub fn plan_provisioned(
             Initialize::OnRequest
         };
         // Polling does not settle a VM that waits for an unsupported call.
-        let awaits_address = address_poll_interval(machine, &driver.capabilities, observed.now).is_some();
-        let unsettled = (is_unsettled(machine) && initialize == Initialize::OnRequest) || awaits_address;
+        let unsettled = initialize == Initialize::OnRequest
+            && poll_interval(machine, driver.capabilities.list_has_state, observed.now).is_some();
         // An unanswered hint stays, and waits like any failed call.
         let hinted = observed.state.hint.is_some();
         let unanswered =

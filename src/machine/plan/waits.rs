@@ -14,7 +14,7 @@ use crate::api::wall_clock::{elapsed, until};
 use crate::machine::outcome::RetryTrigger;
 use crate::machine::runtime_state::{Retry, RetryCondition, UnimplementedCall};
 use crate::reconcile::Action;
-use cmi_driver::{Capabilities, Code, Operation, PowerState};
+use cmi_driver::{Code, Operation, PowerState};
 
 /// Returns the wait after the last failure, which ends with time or with a change such as another driver.
 pub fn retry_wait(observed: &Observed) -> Option<Action> {
@@ -95,7 +95,7 @@ pub fn look_up_wait(observed: &Observed) -> Option<Duration> {
 }
 
 /// Returns whether a provisioned VM must be polled because it is starting or uninitialized.
-pub fn is_unsettled(machine: &InfraMachine) -> bool {
+fn is_unsettled(machine: &InfraMachine) -> bool {
     machine.status.as_ref().is_some_and(|status| {
         status.power_state.as_deref() == Some("Starting")
             || conditions::get(&status.conditions, conditions::VIRTUAL_MACHINE_INITIALIZED)
@@ -106,27 +106,26 @@ pub fn is_unsettled(machine: &InfraMachine) -> bool {
 /// How long a new VM is polled for its first IP address. After this time, lists find the address.
 const FIRST_ADDRESS_WITHIN: Duration = Duration::from_mins(15);
 
-/// Returns the interval for polling a VM for its first IP address: the time since its creation, between 2 and
-/// 30 seconds. Returns `None` if the VM is not polled. A driver whose lists have no state may know no
-/// addresses at all.
-pub fn address_poll_interval(
-    machine: &InfraMachine,
-    capabilities: &Capabilities,
-    now: Timestamp,
-) -> Option<Duration> {
+/// Returns the interval for polling a provisioned VM that is unsettled or has no IP address yet: the time
+/// since its creation, so that a driver that reports `Starting` forever causes few calls. Returns `None` if
+/// the VM is not polled. A driver whose lists have no state may know no addresses at all.
+pub fn poll_interval(machine: &InfraMachine, list_has_state: bool, now: Timestamp) -> Option<Duration> {
     const FIRST: Duration = Duration::from_secs(2);
     const LONGEST: Duration = Duration::from_secs(30);
-    let status = machine.status.as_ref();
-    let has_ip = status.is_some_and(|status| addresses::has_ip(&status.addresses));
-    let power = status.and_then(|status| status.power_state.as_deref());
-    let is_off = [PowerState::Stopped, PowerState::Failed].map(PowerState::name);
     let age = created_for(machine, now).unwrap_or_default();
-    let is_awaited = capabilities.list_has_state
-        && !has_ip
-        && !power.is_some_and(|power| is_off.contains(&power))
-        && !machine.has_vanished()
-        && age < FIRST_ADDRESS_WITHIN;
-    is_awaited.then(|| age.clamp(FIRST, LONGEST))
+    if list_has_state && age < FIRST_ADDRESS_WITHIN && awaits_address(machine) {
+        return Some(age.clamp(FIRST, LONGEST));
+    }
+    is_unsettled(machine).then(|| age.clamp(FIRST_BACKOFF, MAX_BACKOFF))
+}
+
+fn awaits_address(machine: &InfraMachine) -> bool {
+    let is_off = [PowerState::Stopped, PowerState::Failed].map(|power| Some(power.name()));
+    machine.status.as_ref().is_some_and(|status| {
+        !addresses::has_ip(&status.addresses)
+            && !is_off.contains(&status.power_state.as_deref())
+            && !machine.has_vanished()
+    })
 }
 
 /// Returns the time since the VM was created.
@@ -154,11 +153,4 @@ pub fn deletion_poll_interval(deleted_for: Duration, left_to_shut_down: Option<D
     const MAX_INTERVAL: Duration = Duration::from_mins(1);
     let interval = (deleted_for / 4).clamp(FIRST_BACKOFF, MAX_INTERVAL);
     left_to_shut_down.map_or(interval, |left| interval.min(left.max(MIN_REQUEUE)))
-}
-
-/// Returns the interval for polling an unsettled VM: the time since its creation. A driver that reports
-/// `Starting` forever thus causes few calls.
-pub fn settling_poll_interval(machine: &InfraMachine, now: Timestamp) -> Duration {
-    let age = created_for(machine, now).unwrap_or_default();
-    age.clamp(FIRST_BACKOFF, MAX_BACKOFF)
 }

@@ -4,7 +4,6 @@ use super::*;
 use crate::api::v1alpha1::MachineAddress;
 use crate::machine::fixtures::reachability;
 use crate::machine::runtime_state::LookUpHint;
-use cmi_driver::Capabilities;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 #[track_caller]
@@ -260,7 +259,7 @@ fn a_trigger_in_between_neither_hurries_nor_loses_the_next_look() {
 fn the_longer_a_vm_has_been_starting_the_rarer_it_is_asked_after() {
     let starting = machine().provisioned().power("Starting").build();
     let paced: Vec<_> = [0, 5, 60, 100_000, -100]
-        .map(|seconds| settling_poll_interval(&starting, at(seconds)).as_secs())
+        .map(|seconds| poll_interval(&starting, false, at(seconds)).unwrap().as_secs())
         .into();
     assert_eq!(paced, [5, 5, 60, 300, 5]);
 }
@@ -452,12 +451,8 @@ fn a_new_vm_without_an_ip_address_is_polled() {
     ] {
         assert_eq!(world.plan(machine), kept(true, None), "{what}");
     }
-    let capabilities = Capabilities {
-        list_has_state: true,
-        ..Capabilities::minimal()
-    };
     let machine = new().build();
-    let interval = |seconds| address_poll_interval(&machine, &capabilities, at(seconds));
+    let interval = |seconds| poll_interval(&machine, true, at(seconds));
     let seconds = [0, 5, 29, 31, 899, 900].map(|at| interval(at).map(|interval| interval.as_secs()));
     assert_eq!(seconds, [Some(2), Some(5), Some(29), Some(30), Some(30), None]);
 }
