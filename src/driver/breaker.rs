@@ -289,7 +289,9 @@ impl Circuit {
         } else {
             self.allowed.saturating_sub(self.in_flight)
         };
-        let count = usize::try_from(room).unwrap_or(usize::MAX).min(self.waiting.len());
+        let count = usize::try_from(room)
+            .unwrap_or(usize::MAX)
+            .min(self.waiting.len());
         self.waiting.drain(..count).map(|(_, waker)| waker)
     }
 

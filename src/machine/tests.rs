@@ -221,7 +221,9 @@ async fn a_wait_for_capacity_is_shown_despite_a_write_of_another_client() {
         failure_domain: None,
         requeue_after: Duration::from_mins(10),
     };
-    publish(&ctx, &before, &mut object, &gathered, outcome).await.unwrap();
+    publish(&ctx, &before, &mut object, &gathered, outcome)
+        .await
+        .unwrap();
     let status = server.object().status.unwrap();
     let shown = conditions::get(&status.conditions, conditions::READY).unwrap();
     assert_eq!(shown.reason, reason::WAITING_FOR_CAPACITY);

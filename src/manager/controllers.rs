@@ -4,14 +4,21 @@
 //! leads, reconcile every object once, and then the changed objects.
 
 mod cached;
+mod changed_clusters;
+mod clusters;
+mod drains;
 mod driver_reachability;
 mod enqueue;
 mod handlers;
+mod machines;
+mod missing_nodes;
 mod node_health;
+mod remediations;
+mod taints;
+mod templates;
 mod watch;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,49 +29,37 @@ use kube::api::Api;
 use kube::runtime::watcher;
 use kube::{Client, Resource};
 use kube_fleet::pages::PAGE;
-use kube_fleet::{Controller, Store, Stored, Update, WorkQueue, Writer, WriterDropped};
+use kube_fleet::{Store, Stored, Update, WorkQueue, Writer, WriterDropped};
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
 use self::cached::{slim, slim_infra_machine, slim_machine};
+use self::remediations::Remediations;
 use self::watch::watch;
 use crate::admission::AdmissionPolicies;
 use crate::api::cluster_api::{Cluster, Machine};
-use crate::api::conditions::reason;
-use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineRemediation, InfraMachineTemplate};
-use crate::api::wall_clock;
-use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
+use crate::api::v1alpha1::{InfraCluster, InfraMachine, InfraMachineTemplate};
+use crate::api::{DeserializeGuard, labels};
 use crate::apiserver::Events;
 use crate::apiserver::leadership::Leadership;
-use crate::cluster::{self, template};
 use crate::driver::ConfiguredDrivers;
-use crate::fleet::inventory::{ListResult, Presence};
+use crate::fleet::orphans;
 pub use crate::fleet::orphans::Options as OrphanOptions;
-use crate::fleet::{inventory, orphans, refresh};
 use crate::machine;
-use crate::machine::LookUpHint;
 use crate::manager::tasks::Task;
 use crate::nodes::not_ready_taint::ChangedNodes;
 use crate::nodes::volume_drain::WorkloadOutages;
 use crate::nodes::workload_cluster::{Dial, WorkloadClusters};
-use crate::nodes::{missing_node, not_ready_taint, remediation, volume_drain};
-use crate::reconcile::caches::{CachedMachine, Caches, ClusterIds};
+use crate::nodes::{missing_node, not_ready_taint, volume_drain};
+use crate::reconcile::caches::{Caches, ClusterIds};
 use crate::reconcile::{Enqueue, Reconciler};
-use crate::telemetry::metrics::{ControllerName, MachineCount, MachinePhase, Metrics};
+use crate::telemetry::metrics::{ControllerName, Metrics};
 
 /// Concurrent reconciles of a kind that connects to workload clusters. A workload cluster has at most two
 /// connections at a time, and a back-off after a hanging connection. So a reconcile for another cluster waits
 /// only if 16 clusters hang at the same time, and only until their connections time out. Each reconcile may
 /// hold a response of 1 MiB in memory.
 const WORKLOAD_CLUSTER_CONCURRENCY: u16 = 32;
-/// The driver label of metrics for a driver that is not configured. A spec may name any driver, and each name
-/// would create a series that never ends.
-const UNKNOWN_DRIVER: &str = "unknown";
-
-/// How long the process remembers that the create of a machine was answered, which makes a deletion soon
-/// after a create faster. If a driver's create may take longer, a deletion after this time waits as it does
-/// after a restart.
-const ANSWERS_KEPT: Duration = Duration::from_hours(1);
 
 /// How the controllers run.
 #[derive(Clone, Debug)]
@@ -128,13 +123,6 @@ pub struct LeaderTasks {
     pub controllers: Vec<Task>,
     /// Tasks that never end.
     pub background: Vec<Task>,
-}
-
-/// The cache and queue of remediations, where these are reconciled.
-#[derive(Clone)]
-struct Remediations {
-    cache: Store<DeserializeGuard<InfraMachineRemediation>>,
-    queue: WorkQueue<DeserializeGuard<InfraMachineRemediation>>,
 }
 
 impl Controllers {
@@ -294,12 +282,6 @@ impl Controllers {
         ]
     }
 
-    fn remediation_watch(&self, writer: Writer<DeserializeGuard<InfraMachineRemediation>>) -> Option<Task> {
-        let on_remediation = self.on_remediation(self.remediations.as_ref()?.queue.clone());
-        let name = "the watch of InfraMachineRemediations";
-        Some(self.watch(name, self.filtered(), writer, slim, on_remediation))
-    }
-
     fn watch<K>(
         &self,
         name: &'static str,
@@ -324,36 +306,6 @@ impl Controllers {
     /// The caches of all watched kinds.
     pub fn caches(&self) -> &Caches {
         &self.caches
-    }
-
-    /// Counts the machines by phase, driver, namespace and reason, from the cache.
-    pub fn machine_counter(&self) -> impl Fn() -> Vec<MachineCount> + Send + Sync + 'static {
-        let infra_machines = self.caches.infra_machines.clone();
-        let drivers = self.drivers.clone();
-        let count = |((phase, driver, namespace, reason), count): ((_, &str, &str, &str), _)| MachineCount {
-            phase,
-            driver: driver.to_owned(),
-            namespace: namespace.to_owned(),
-            reason: reason.to_owned(),
-            count,
-        };
-        move || {
-            infra_machines.scan(|all| {
-                let mut counts = BTreeMap::new();
-                for entry in all {
-                    let (facts, namespace) = (entry.facts(), entry.key().namespace());
-                    let key = match facts.phase {
-                        Some(phase) => {
-                            let driver = driver_label(&drivers, &facts.shown_driver);
-                            (phase, driver, namespace, &*facts.reason)
-                        }
-                        None => (MachinePhase::Invalid, "", namespace, reason::UNREADABLE),
-                    };
-                    *counts.entry(key).or_default() += 1;
-                }
-                counts.into_iter().map(count).collect()
-            })
-        }
     }
 
     /// Waits until all caches are filled once. Calls `missing` with the kinds of the unfilled caches, at
@@ -404,88 +356,16 @@ impl Controllers {
     }
 
     fn controllers(&self, stopping: &CancellationToken) -> Vec<Task> {
-        let (caches, workers) = (&self.caches, self.worker_counts());
-        let stop = || stopping.clone().cancelled_owned();
-        let machines = Controller::new(
-            &caches.infra_machines,
-            &self.infra_machine_queue,
-            workers.machines,
-        )
-        .with_backlog(|facts| !facts.is_provisioned)
-        .graceful_shutdown_on(stop())
-        .run(
-            machine::reconcile,
-            |object, error, ctx| machine::error_policy(&object, error, &ctx),
-            Arc::clone(&self.machine_context),
-        );
-        let clusters = Controller::new(
-            &caches.infra_clusters,
-            &self.infra_cluster_queue,
-            workers.clusters,
-        )
-        .with_backlog(|()| true)
-        .graceful_shutdown_on(stop())
-        .run(
-            cluster::reconcile,
-            |object, error, ctx| ctx.reconciler.error_policy(&*object, error),
-            self.cluster_context(),
-        );
-        let templates = Controller::new(
-            &caches.infra_machine_templates,
-            &self.template_queue,
-            workers.templates,
-        )
-        .with_backlog(|()| true)
-        .graceful_shutdown_on(stop())
-        .run(
-            template::reconcile,
-            |object, error, ctx| ctx.reconciler.error_policy(&*object, error),
-            self.template_context(),
-        );
-        let missing_nodes = Controller::new(
-            &caches.infra_machines,
-            &self.missing_node_queue,
-            workers.missing_nodes,
-        )
-        .graceful_shutdown_on(stop())
-        .run(
-            missing_node::reconcile,
-            |object, error, ctx| ctx.reconciler.error_policy(&*object, error),
-            Arc::clone(&self.missing_node_context),
-        );
-        let taints = Controller::new(&caches.infra_machines, &self.taint_queue, workers.taints)
-            .graceful_shutdown_on(stop())
-            .run(
-                not_ready_taint::reconcile,
-                |object, error, ctx| ctx.reconciler.error_policy(&*object, error),
-                Arc::clone(&self.taint_context),
-            );
-        let drains = Controller::new(&caches.machines, &self.drain_queue, workers.drains)
-            .graceful_shutdown_on(stop())
-            .run(
-                volume_drain::reconcile,
-                |object, error, ctx| ctx.reconciler.error_policy(&*object, error),
-                Arc::clone(&self.drain_context),
-            );
+        let remediations = self.remediations.as_ref();
         let mut all = vec![
-            Task::new("the InfraMachine controller", machines),
-            Task::new("the InfraCluster controller", clusters),
-            Task::new("the InfraMachineTemplate controller", templates),
-            Task::new("the missing Node controller", missing_nodes),
-            Task::new("the not-ready taint controller", taints),
-            Task::new("the volume drain controller", drains),
+            self.machine_controller(stopping),
+            self.cluster_controller(stopping),
+            self.template_controller(stopping),
+            self.missing_node_controller(stopping),
+            self.taint_controller(stopping),
+            self.drain_controller(stopping),
         ];
-        all.extend(self.remediations.as_ref().map(|remediations| {
-            let run = Controller::new(&remediations.cache, &remediations.queue, workers.machines)
-                .with_backlog(|()| true)
-                .graceful_shutdown_on(stop())
-                .run(
-                    remediation::reconcile,
-                    |object, error, ctx| ctx.reconciler.error_policy(&*object, error),
-                    self.remediation_context(remediations),
-                );
-            Task::new("the InfraMachineRemediation controller", run)
-        }));
+        all.extend(remediations.map(|remediations| self.remediation_controller(remediations, stopping)));
         all
     }
 
@@ -507,42 +387,6 @@ impl Controllers {
         ]
     }
 
-    fn cluster_context(&self) -> Arc<cluster::Context> {
-        Arc::new(cluster::Context {
-            client: self.client.clone(),
-            caches: self.caches.clone(),
-            cluster_ids: Arc::clone(&self.machine_context.cluster_ids),
-            drivers: self.drivers.clone(),
-            events: self.machine_context.events.clone(),
-            reconciler: self.reconciler(ControllerName::InfraCluster),
-            enqueue: enqueue(&self.infra_cluster_queue),
-            watch_filter: self.options.watch_filter.clone(),
-        })
-    }
-
-    fn template_context(&self) -> Arc<template::Context> {
-        Arc::new(template::Context {
-            client: self.client.clone(),
-            caches: self.caches.clone(),
-            drivers: self.drivers.clone(),
-            reconciler: self.reconciler(ControllerName::InfraMachineTemplate),
-            enqueue: enqueue(&self.template_queue),
-        })
-    }
-
-    fn remediation_context(&self, remediations: &Remediations) -> Arc<remediation::Context> {
-        Arc::new(remediation::Context {
-            client: self.client.clone(),
-            caches: self.caches.clone(),
-            remediations: remediations.cache.clone(),
-            drivers: self.drivers.clone(),
-            events: self.machine_context.events.clone(),
-            policies: self.policies(),
-            reconciler: self.reconciler(ControllerName::InfraMachineRemediation),
-            enqueue: enqueue(&remediations.queue),
-        })
-    }
-
     fn reconciler(&self, controller: ControllerName) -> Reconciler {
         Reconciler::new(
             controller,
@@ -552,20 +396,6 @@ impl Controllers {
         )
     }
 
-    /// How many reconciles of each kind run at the same time. Reconciles that remove taints from Nodes call
-    /// no driver.
-    fn worker_counts(&self) -> WorkerCounts {
-        let options = &self.options;
-        WorkerCounts {
-            machines: self.workers(options.machine_concurrency),
-            clusters: self.workers(options.cluster_concurrency),
-            templates: self.workers(options.template_concurrency),
-            missing_nodes: self.workers(WORKLOAD_CLUSTER_CONCURRENCY),
-            taints: WORKLOAD_CLUSTER_CONCURRENCY,
-            drains: self.workers(WORKLOAD_CLUSTER_CONCURRENCY),
-        }
-    }
-
     /// How many reconciles of a kind run at the same time: the configured number, and one for each permit of
     /// a driver. Only a reconcile with a permit waits for a driver, so hanging drivers, however many, leave
     /// workers for the others.
@@ -573,61 +403,6 @@ impl Controllers {
         let permits = self.drivers.iter().map(|driver| driver.max_concurrent_calls());
         let all = permits.fold(u32::from(asked), u32::saturating_add);
         u16::try_from(all).unwrap_or(u16::MAX)
-    }
-
-    async fn run_inventory(&self) {
-        let states = Arc::clone(&self.machine_context);
-        let (cache, look_up) = (self.caches.infra_machines.clone(), self.look_up());
-        let report = move |result: ListResult<'_>| match result {
-            ListResult::Contradicted(machine, Presence::Missing) => look_up(machine, LookUpHint::Missing),
-            ListResult::Contradicted(machine, Presence::Back) => look_up(machine, LookUpHint::Back),
-            ListResult::Contradicted(_, Presence::Unchanged) => {}
-            ListResult::Changed(machine) => look_up(machine, LookUpHint::Signal),
-            ListResult::Confirmed(confirmed) => {
-                let is_confirmed = |uid: &str| confirmed.contains(&cache.number(uid));
-                states.states.drop_list_hints(is_confirmed);
-            }
-        };
-        let interval = self.options.inventory_interval;
-        inventory::run(self.inventory_context(), interval, report).await;
-    }
-
-    async fn run_refresh(&self) {
-        let (context, look_up) = (self.inventory_context(), self.look_up());
-        let look_up = move |machine: &CachedMachine| look_up(machine, LookUpHint::Signal);
-        refresh::run(context, self.options.max_refreshed_machines, look_up).await;
-    }
-
-    fn inventory_context(&self) -> inventory::Context {
-        inventory::Context {
-            client: self.client.clone(),
-            caches: self.caches.clone(),
-            drivers: self.drivers.clone(),
-        }
-    }
-
-    /// Returns a function that makes the reconcile of a machine look up its VM.
-    fn look_up(&self) -> impl Fn(&CachedMachine, LookUpHint) + Send + Sync + 'static {
-        let (queue, context) = (
-            self.infra_machine_queue.clone(),
-            Arc::clone(&self.machine_context),
-        );
-        move |machine, hint| {
-            if let Some(object) = machine.object() {
-                context.states.hint(object.meta().uid(), hint);
-                queue.enqueue_key(machine.key().clone());
-            }
-        }
-    }
-
-    async fn forget_answered_creates(&self) {
-        let mut ticks = tokio::time::interval(ANSWERS_KEPT / 6);
-        loop {
-            ticks.tick().await;
-            if let Ok(time) = wall_clock::now().checked_sub(ANSWERS_KEPT) {
-                self.machine_context.states.forget_answered_before(time);
-            }
-        }
     }
 
     async fn run_orphans(&self) {
@@ -661,22 +436,6 @@ impl Controllers {
             None => in_pages(),
         }
     }
-}
-
-/// How many reconciles run at the same time.
-#[derive(Debug, PartialEq, Eq)]
-struct WorkerCounts {
-    /// Reconciles of InfraMachines, and as many of InfraMachineRemediations.
-    machines: u16,
-    clusters: u16,
-    templates: u16,
-    /// Reconciles of InfraMachines whose Nodes are awaited. Each may ask a driver for the console.
-    missing_nodes: u16,
-    /// Reconciles of InfraMachines whose Nodes have the not-ready taint.
-    taints: u16,
-    /// Reconciles of Machines whose volumes are drained. Each may ask a driver for the ids of volumes before
-    /// an eviction.
-    drains: u16,
 }
 
 /// A kind, and a future that resolves when its cache is filled.
@@ -721,13 +480,4 @@ fn caches() -> (Caches, Writers) {
 fn enqueue<K: Resource<DynamicType = ()> + 'static>(queue: &WorkQueue<K>) -> Enqueue {
     let queue = queue.clone();
     Arc::new(move |name| queue.enqueue_key(name))
-}
-
-/// The name of a driver as a label of metrics; an empty name stays empty.
-fn driver_label<'a>(drivers: &ConfiguredDrivers, name: &'a str) -> &'a str {
-    if name.is_empty() || drivers.named(name).is_some() {
-        name
-    } else {
-        UNKNOWN_DRIVER
-    }
 }

@@ -15,10 +15,7 @@ static SECRET_OF_RECORD: LazyLock<String> =
 
 impl Executor<'_, '_, '_> {
     /// Returns the class for every call except a create: the spec and the credentials of the VM.
-    pub async fn with_credentials(
-        &self,
-        provider_spec: ProviderSpec,
-    ) -> Result<MachineClass, ExecuteError> {
+    pub async fn with_credentials(&self, provider_spec: ProviderSpec) -> Result<MachineClass, ExecuteError> {
         let machine = self.object.get();
         let field = match identity::changed_secret(machine) {
             Some(_) => &SECRET_OF_RECORD,

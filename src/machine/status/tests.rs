@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::*;
+use crate::api::annotations;
 use crate::api::identity::InvalidSpec;
 use crate::api::retry::Call;
 use crate::api::v1alpha1::SecretReference;
-use crate::api::annotations;
 use crate::apiserver::InvalidSecret;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, reachability, world};
 use crate::machine::outcome::Failure;

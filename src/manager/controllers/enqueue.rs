@@ -6,7 +6,9 @@ use kube::Resource;
 use kube::runtime::reflector::ObjectRef;
 use kube_fleet::{Update, WorkQueue};
 
-use crate::api::fingerprint;
+use crate::api::cluster_api::Machine;
+use crate::api::v1alpha1::InfraMachine;
+use crate::api::{DeserializeGuard, ObjectMetaExt as _, fingerprint};
 
 /// Enqueues an object when anything but its status changed. Only the provider writes the status.
 pub(super) fn enqueue_object<K>(queue: WorkQueue<K>) -> impl Fn(&Update<K>) + Send + 'static
@@ -45,6 +47,12 @@ where
     }
 }
 
+/// Returns the name of a Machine's InfraMachine.
+pub(super) fn infra_machine_of(machine: &Machine) -> ObjectRef<DeserializeGuard<InfraMachine>> {
+    let name = &machine.spec.infrastructure_ref.name;
+    ObjectRef::new(name).within(machine.metadata.namespace())
+}
+
 /// A fingerprint of all but the status and the annotations.
 fn without_annotations<K: Resource>(object: &K) -> u64 {
     let meta = object.meta();
@@ -65,7 +73,7 @@ mod tests {
     use kube_fleet::Change;
 
     use super::*;
-    use crate::api::cluster_api::{Machine, MachineSpec};
+    use crate::api::cluster_api::MachineSpec;
 
     fn machine(name: &str, uid: &str, version: u32) -> Machine {
         let mut machine = Machine::new(name, MachineSpec::default());
