@@ -93,23 +93,19 @@ impl Events {
         &self,
         object: &K,
         driver: &str,
-        condition: &str,
+        next_try: Option<Timestamp>,
         event: NewEvent,
     ) {
         if event.warning {
             let meta = object.meta();
             tracing::warn!(
                 kind = %K::kind(&()),
-                machine = format!(
-                    "{}/{}",
-                    meta.namespace(),
-                    meta.name()
-                ),
+                machine = format!("{}/{}", meta.namespace(), meta.name()),
                 driver,
                 code = event.reason,
-                condition,
                 action = event.action,
                 why = event.note,
+                next_try = next_try.map(|time| format!("{time:.0}")),
                 "machine failed"
             );
         }

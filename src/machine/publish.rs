@@ -1,7 +1,6 @@
 //! Writes and records the outcome of a plan, and publishes its events.
 
 mod events;
-mod log;
 pub mod phase;
 
 use std::time::Duration;
@@ -15,11 +14,13 @@ use super::outcome::{Outcome, RetryTrigger};
 use super::plan::poll_interval;
 use super::runtime_state::{LookUpHint, Retry, RetryCondition, UnimplementedCall};
 use super::status::{self, RetryTiming};
+use crate::api::identity::driver_name;
 use crate::api::retry::{Disposition, jitter};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, OperationType};
 use crate::api::wall_clock;
 use crate::api::{ObjectMetaExt as _, conditions};
 use crate::apiserver::Error;
+use crate::driver::ConfiguredDriver;
 use crate::reconcile::Action;
 use cmi_driver::Operation;
 
@@ -62,7 +63,7 @@ async fn write(
     timing: RetryTiming,
 ) -> Result<(), Error> {
     let uid = object.uid().to_owned();
-    let note = events::of(before, outcome, timing.attempts);
+    let event = events::of(before, outcome, timing.attempts);
     if let Some(vm) = known_vm(before, outcome) {
         object
             .patch_provider_id(
@@ -86,9 +87,11 @@ async fn write(
         ctx.failures.forget(&uid);
     }
     phase::measure(ctx, before, object.get(), gathered);
-    if let Some(note) = note {
-        log::failure(before, gathered, outcome, &note, timing);
-        ctx.events.record(before, note).await;
+    if let Some(event) = event {
+        let driver = gathered.configured_driver().map(ConfiguredDriver::name);
+        let driver = driver.map_or_else(|| driver_name(before), str::to_owned);
+        let next_try = timing.wait.and_then(|wait| timing.now.checked_add(wait).ok());
+        ctx.events.record_failure(before, &driver, next_try, event).await;
     }
     Ok(())
 }

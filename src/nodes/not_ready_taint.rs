@@ -21,13 +21,13 @@ use self::execute::remove_taint;
 use self::plan::{Observed, Removal, awaits_removal, plan};
 use self::status::Progress;
 use crate::api::DeserializeGuard;
+use crate::api::ObjectMetaExt as _;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::identity;
 use crate::api::progress::Task;
 use crate::api::retry::LONG_WAIT;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::wall_clock;
-use crate::api::{ObjectMetaExt as _, conditions};
 use crate::apiserver::leadership::Leadership;
 use crate::apiserver::{Error, Events, publish_status, record_progress};
 use crate::nodes::workload_cluster::{self, ConnectionOutcome, WorkloadClusters};
@@ -169,8 +169,7 @@ async fn publish(
     // Before the writes, which may fail: the next reconcile finds no taint.
     if let Some(note) = status::event(machine, removal, &progress) {
         let driver = identity::driver_name(machine);
-        let condition = conditions::NOT_READY_TAINT_REMOVED;
-        ctx.events.record_failure(machine, &driver, condition, note).await;
+        ctx.events.record_failure(machine, &driver, None, note).await;
     }
     let mut machine = machine.clone();
     if let Progress::Removed(node_uid) | Progress::NotTainted(node_uid) = &progress {

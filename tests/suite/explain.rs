@@ -165,7 +165,7 @@ async fn a_machine_without_quota_is_explained_wherever_operators_look() -> Resul
     full.gone().await?;
     eventually(DEADLINE, "the line of the force delete", async || {
         let log = provider.log()?;
-        let is_told = |line: &str| line.contains("removed by force") && line.contains(&machine);
+        let is_told = |line: &str| line.contains("without a confirmation") && line.contains(&machine);
         ensure!(
             log.lines().filter(|line| is_told(line)).count() == 1,
             "no such line"

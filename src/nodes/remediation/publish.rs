@@ -44,7 +44,7 @@ pub async fn publish(
 pub async fn record_failure(gathered: &Gathered, ctx: &Context, event: NewEvent) {
     let driver = gathered.infra_and_driver().map(|(_, driver)| driver.name());
     let (driver, remediation) = (driver.unwrap_or_default(), &gathered.remediation);
-    ctx.events.record_failure(remediation, driver, READY, event).await;
+    ctx.events.record_failure(remediation, driver, None, event).await;
 }
 
 /// The event of a Machine that its owner has to replace.

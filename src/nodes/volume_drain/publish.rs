@@ -12,7 +12,7 @@ use crate::api::identity;
 use crate::api::progress::Task;
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::wall_clock;
-use crate::api::{ObjectMetaExt as _, annotations, conditions};
+use crate::api::{ObjectMetaExt as _, annotations};
 use crate::apiserver::{Error, NewEvent, patch_metadata, publish_status, record_progress};
 
 /// Publishes the condition of the drain on the InfraMachine of a Machine, if it exists. Without a report,
@@ -49,8 +49,7 @@ pub async fn publish_on(
 /// Records an event of the drain, and logs it if it is a warning.
 pub async fn record_failure(infra: &InfraMachine, ctx: &Context, event: NewEvent) {
     let driver = identity::driver_name(infra);
-    let condition = conditions::VOLUMES_DRAINED;
-    ctx.events.record_failure(infra, &driver, condition, event).await;
+    ctx.events.record_failure(infra, &driver, None, event).await;
 }
 
 /// Records the evicted pod, on the planned resource version, and returns the InfraMachine as
