@@ -22,10 +22,9 @@ use crate::driver::{ConfiguredDriver, Reachability, StableReachability};
 use crate::machine::Reference;
 use crate::reconcile::caches::CachedMachine;
 
-/// The minimum time between two rounds of retries of a driver's waiting machines. It doubles each time that
-/// the driver soon becomes unreachable again, because each round of failures costs status writes.
-const RETRY_PAUSE: Duration = Duration::from_mins(1);
-const MAX_RETRY_PAUSE: Duration = Duration::from_mins(10);
+/// The minimum time between two rounds of retries of a driver's waiting machines, because each round of
+/// failures costs status writes.
+const RETRY_PAUSE: Duration = Duration::from_mins(5);
 /// The maximum number of machines that are retried in a second when their driver is back.
 const MAX_RETRIED: usize = 128;
 /// How many machines per second publish a change of their driver's reachability.
@@ -237,15 +236,13 @@ struct Retries {
     at: Option<Instant>,
     /// When the last retries began. A driver with repeated outages does not end every back-off.
     began: Option<Instant>,
-    /// The minimum time from then to the next retries.
-    pause: Duration,
 }
 
 impl Retries {
     fn begin(&mut self, machines: Vec<Reference>, now: Instant) {
         self.left = machines;
         self.size = 1;
-        self.at = Some(self.began.map_or(now, |began| now.max(began + self.pause)));
+        self.at = Some(self.began.map_or(now, |began| now.max(began + RETRY_PAUSE)));
     }
 
     /// Drops the retries: the driver is unreachable again.
@@ -264,13 +261,6 @@ impl Retries {
 
     fn batch(&mut self) -> Vec<Reference> {
         if self.size == 1 {
-            // Not `retry::Backoff`, which counts failures in a row: this pause doubles with each outage, and
-            // starts again once the driver has stayed reachable.
-            let since = self.at.zip(self.began).map(|(at, began)| at - began);
-            self.pause = match since {
-                Some(since) if since < 2 * MAX_RETRY_PAUSE => (self.pause * 2).min(MAX_RETRY_PAUSE),
-                Some(_) | None => RETRY_PAUSE,
-            };
             self.began = self.at;
         }
         let batch = self.left.split_off(self.left.len().saturating_sub(self.size));
@@ -321,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn retries_after_an_outage_double_and_pause_while_a_driver_flaps() {
+    fn retries_after_an_outage_double_and_are_five_minutes_apart() {
         let machines = || (0..20).map(|n| Reference::new(&format!("m-{n}"))).collect();
         let (mut retries, start) = (Retries::default(), Instant::now());
         retries.begin(machines(), start);
@@ -343,7 +333,7 @@ mod tests {
             "retries that were never made put nothing off"
         );
         let mut began = Vec::new();
-        for minute in (2..40).chain(120..122) {
+        for minute in 2..20 {
             let now = start + Duration::from_mins(minute);
             retries.begin(machines(), now);
             if retries.at == Some(now) {
@@ -352,10 +342,6 @@ mod tests {
             }
             retries.stop();
         }
-        assert_eq!(
-            began,
-            [2, 4, 8, 16, 26, 36, 120, 121],
-            "ever more rarely, until it has stayed"
-        );
+        assert_eq!(began, [5, 10, 15]);
     }
 }
