@@ -225,13 +225,6 @@ pub fn driver_name(machine: &InfraMachine) -> String {
         .unwrap_or_default()
 }
 
-/// Returns whether this provider blocks `clusterctl move` for the machine with this metadata.
-pub fn blocks_move(metadata: &ObjectMeta) -> bool {
-    let annotations = metadata.annotations.as_ref();
-    let value = annotations.and_then(|all| all.get(annotations::BLOCK_MOVE));
-    value.is_some_and(|value| value == annotations::BLOCK_MOVE_VALUE)
-}
-
 /// The Secret with the credentials for every call: the Secret that the VM was made with, else the Secret in
 /// the spec. With a different account, the VM would appear to be gone.
 pub fn credentials(machine: &InfraMachine) -> Option<String> {

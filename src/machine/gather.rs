@@ -135,7 +135,7 @@ impl Gathered {
 
 /// Returns the Cluster of a machine. The owner Machine names the Cluster. Without a Machine, the label names
 /// it.
-pub fn cluster_of(ctx: &Context, meta: &ObjectMeta, owner: Option<&Machine>) -> Option<Arc<Cluster>> {
+fn cluster_of(ctx: &Context, meta: &ObjectMeta, owner: Option<&Machine>) -> Option<Arc<Cluster>> {
     match owner {
         Some(owner) => ctx
             .caches

@@ -2,10 +2,7 @@
 //! change, and stored objects do not change with it.
 //!
 //! No VM is created for such an object. The object can be deleted with its VM, because the record in an
-//! annotation holds the identity, the driver and the applied spec. The object can also be moved.
-
-use std::collections::BTreeMap;
-use std::sync::Arc;
+//! annotation holds the identity, the driver and the applied spec.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
@@ -13,14 +10,11 @@ use kube::api::GetParams;
 use kube::core::Request;
 use kube::core::error_boundary::InvalidObject;
 use serde::Deserialize;
-use serde_json::value::RawValue;
 
-use super::gather::cluster_of;
-use super::object::{HasStatus, Object};
+use super::object::HasStatus;
 use super::{Context, reconcile_machine};
-use crate::api::identity;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
-use crate::api::{self, DeserializeGuard, ObjectMetaExt as _, paused_by};
+use crate::api::{self, DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::{Error, NewEvent};
 use crate::reconcile::Action;
 
@@ -33,22 +27,11 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
     if ctx.events.record_once(&object, event).await {
         tracing::error!(name, error = invalid.error, "cannot read an InfraMachine");
     }
-    if invalid.metadata.deletion_timestamp.is_some() {
-        let machine = live(ctx, invalid).await?;
-        return reconcile_machine(ctx, &machine, HasStatus::No).await;
+    if invalid.metadata.deletion_timestamp.is_none() {
+        return Ok(Action::await_change());
     }
-    // clusterctl waits for every machine of the Cluster.
-    if identity::blocks_move(&invalid.metadata) && is_paused(ctx, &object) {
-        let machine = Arc::new(live(ctx, invalid).await?);
-        Object::new(ctx, machine, HasStatus::No).unblock_move().await?;
-    }
-    Ok(Action::await_change())
-}
-
-fn is_paused(ctx: &Context, object: &DeserializeGuard<InfraMachine>) -> bool {
-    let owner = ctx.caches.owner_machine(object.meta());
-    let cluster = cluster_of(ctx, object.meta(), owner.as_deref());
-    paused_by(object, cluster.is_some_and(|cluster| cluster.is_paused())).is_some()
+    let machine = live(ctx, invalid).await?;
+    reconcile_machine(ctx, &machine, HasStatus::No).await
 }
 
 /// Returns the live object with the id of its VM. Its guest gets the default time to shut down.
@@ -78,15 +61,20 @@ async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Er
     })
 }
 
-/// Returns the id of the VM in an object's spec. Everything else that a deletion needs is in the record.
-/// Reads the other fields as text, because they may be nested deeper than the JSON parser allows.
+/// Returns the id of the VM in an object's spec. Everything else that a deletion needs is in the record. All
+/// other fields are skipped, because they may be nested deeper than the JSON parser allows.
 fn provider_id(object: &str) -> Option<String> {
     #[derive(Deserialize)]
-    struct Object {
-        spec: BTreeMap<String, Box<RawValue>>,
+    struct Spec {
+        #[serde(rename = "providerID")]
+        provider_id: String,
     }
-    let Object { mut spec } = serde_json::from_str(object).ok()?;
-    serde_json::from_str(spec.remove("providerID")?.get()).ok()
+    #[derive(Deserialize)]
+    struct Object {
+        spec: Spec,
+    }
+    let Object { spec } = serde_json::from_str(object).ok()?;
+    Some(spec.provider_id)
 }
 
 #[cfg(test)]

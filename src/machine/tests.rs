@@ -98,27 +98,6 @@ async fn unreadable_object_keeps_the_vm_of_another_or_living_object() {
     }
 }
 
-/// clusterctl waits for every machine of the Cluster.
-#[tokio::test]
-async fn an_object_that_cannot_be_read_lets_clusterctl_go_on_once_it_is_paused() {
-    let blocking = machine()
-        .provisioned()
-        .annotated(annotations::BLOCK_MOVE, annotations::BLOCK_MOVE_VALUE);
-    let mut object = serde_json::to_value(blocking.build()).unwrap();
-    object["spec"]["providerSpec"] = json!("no object");
-    let server = Server::holding(object);
-    let ctx = Arc::new(server.context(Vec::new()));
-    again(&server, &ctx).await;
-    assert!(server.annotation(annotations::BLOCK_MOVE).is_some(), "not paused");
-    server.annotate(annotations::PAUSED, "");
-    again(&server, &ctx).await;
-    assert_eq!(server.annotation(annotations::BLOCK_MOVE), None);
-    assert!(server.annotation(annotations::VM_RECORD).is_some());
-    let version = server.version();
-    reconcile(server.infra_machine(), Arc::clone(&ctx)).await.unwrap();
-    assert_eq!(server.version(), version, "written once");
-}
-
 /// clusterctl pauses a Cluster, and then waits until the annotation is removed.
 #[tokio::test]
 async fn a_paused_machine_lets_clusterctl_go_on_and_leaves_what_a_user_blocks() {
