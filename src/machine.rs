@@ -3,7 +3,6 @@
 //! The controller knows Kubernetes and the driver trait, but no concrete driver. [`mod@plan`] holds every
 //! rule of the contract and is pure. Only [`object::Object`] writes.
 
-mod adoption;
 mod context;
 mod execute;
 #[cfg(test)]

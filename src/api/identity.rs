@@ -2,6 +2,7 @@
 //!
 //! Pure: no client and no driver.
 
+mod adoption;
 #[cfg(test)]
 pub mod fixtures;
 mod vm_record;
@@ -11,9 +12,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use self::adoption::{Adoption, adopted_tags, given_state, given_tags};
 pub use self::vm_record::{InvalidRecord, MadeFrom, VmRecord, decoded, encoded, without_last_known_state};
 pub use self::vm_state::{VmEvent, VmState};
-use crate::api::annotations;
 use crate::api::reason;
 use crate::api::v1alpha1::InfraMachine;
 use cmi_driver::tags::{self, ReservedKey};
@@ -291,40 +292,10 @@ pub fn annotation<'a>(machine: &'a InfraMachine, key: &str) -> Option<&'a str> {
         .map(String::as_str)
 }
 
-/// The state of the adoption of a machine's VM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Adoption {
-    /// No adoption is requested, or the VM is already adopted.
-    None,
-    /// An adoption is requested, and the driver has not confirmed the VM yet.
-    Asked,
-    /// An adoption is requested, but a create was issued for the object, so it may have its own VM.
-    TooLate,
-}
-
-impl Adoption {
-    /// Returns the adoption state of a machine.
-    pub fn of(machine: &InfraMachine) -> Self {
-        if annotation(machine, annotations::ADOPT).is_none() {
-            return Self::None;
-        }
-        match VmRecord::of(machine) {
-            Ok(Some(record)) if record.adopted => Self::None,
-            Ok(Some(record)) if record.state != VmState::None => {
-                if machine.is_provisioned() {
-                    Self::None
-                } else {
-                    Self::TooLate
-                }
-            }
-            Ok(_) | Err(_) => Self::Asked,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::annotations;
     use crate::api::v1alpha1::{InfraMachineSpec, SecretReference};
 
     fn machine() -> InfraMachine {

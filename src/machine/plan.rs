@@ -29,7 +29,6 @@ use self::adoption::{obstacle, plan_adoption};
 use self::deletion::{pending_create, plan_deletion};
 use self::provisioned::plan_provisioned;
 use self::waits::retry_wait;
-use super::adoption::{adopted_tags, given_tags};
 use super::finalizer::has_finalizer;
 use super::outcome::{Blocked, Failure, Outcome, RetryTrigger};
 use super::runtime_state::{Retry, RuntimeState};
@@ -38,6 +37,7 @@ use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::{self, reason};
 use crate::api::identity::{
     self, Adoption, IdentityTags, InvalidRecord, InvalidSpec, MadeFrom, Role, VmRecord, VmState,
+    adopted_tags, given_tags,
 };
 use crate::api::retry::LONG_WAIT;
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};

@@ -10,11 +10,10 @@ use super::{
 use crate::api::annotations;
 use crate::api::cluster_api::Machine;
 use crate::api::conditions::{self, reason};
-use crate::api::identity::{Adoption, InvalidSpec, VmRecord};
+use crate::api::identity::{Adoption, InvalidSpec, VmRecord, given_state, given_tags};
 use crate::api::retry::LONG_WAIT;
 use crate::api::v1alpha1::InfraMachine;
 use crate::driver::{KnownDriver, PERMIT_WAIT};
-use crate::machine::adoption::{given_state, given_tags};
 use crate::machine::outcome::{Blocked, Outcome};
 use cmi_driver::{Operation, ProviderSpec};
 

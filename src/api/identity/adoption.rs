@@ -5,10 +5,41 @@
 
 use serde::Deserialize;
 
+use super::{IdentityTags, Role, VmRecord, VmState, annotation, decoded};
 use crate::api::annotations;
-use crate::api::identity::{self, IdentityTags, Role, VmRecord};
 use crate::api::v1alpha1::InfraMachine;
 use cmi_driver::{Capabilities, LastKnownState, tags};
+
+/// The state of the adoption of a machine's VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adoption {
+    /// No adoption is requested, or the VM is already adopted.
+    None,
+    /// An adoption is requested, and the driver has not confirmed the VM yet.
+    Asked,
+    /// An adoption is requested, but a create was issued for the object, so it may have its own VM.
+    TooLate,
+}
+
+impl Adoption {
+    /// Returns the adoption state of a machine.
+    pub fn of(machine: &InfraMachine) -> Self {
+        if annotation(machine, annotations::ADOPT).is_none() {
+            return Self::None;
+        }
+        match VmRecord::of(machine) {
+            Ok(Some(record)) if record.adopted => Self::None,
+            Ok(Some(record)) if record.state != VmState::None => {
+                if machine.is_provisioned() {
+                    Self::None
+                } else {
+                    Self::TooLate
+                }
+            }
+            Ok(_) | Err(_) => Self::Asked,
+        }
+    }
+}
 
 /// The value of the adopt annotation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -27,7 +58,7 @@ struct Given {
 
 impl Given {
     fn of(machine: &InfraMachine) -> Result<Self, String> {
-        let text = identity::annotation(machine, annotations::ADOPT).unwrap_or_default();
+        let text = annotation(machine, annotations::ADOPT).unwrap_or_default();
         if text.trim().is_empty() {
             return Ok(Self::default());
         }
@@ -49,7 +80,7 @@ pub fn given_state(machine: &InfraMachine) -> Result<Option<LastKnownState>, Str
     let Some(text) = Given::of(machine)?.last_known_state else {
         return Ok(None);
     };
-    let decoded = identity::decoded(&text);
+    let decoded = decoded(&text);
     decoded.map(Some).map_err(|error| {
         let key = annotations::ADOPT;
         format!("`lastKnownState` of annotation {key} is not a driver's state in base64: {error}")
@@ -107,10 +138,11 @@ pub fn adopted_tags(record: &VmRecord, capabilities: &Capabilities) -> Result<Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::fixtures::machine;
+    use crate::api::v1alpha1::InfraMachineSpec;
 
     fn given(value: &str) -> Result<IdentityTags, String> {
-        let machine = machine().annotated(annotations::ADOPT, value).build();
+        let mut machine = InfraMachine::new("m", InfraMachineSpec::default());
+        machine.metadata.annotations = Some([(annotations::ADOPT.to_owned(), value.to_owned())].into());
         given_tags(&machine, "c-1", Role::Node)
     }
 
