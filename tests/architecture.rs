@@ -113,6 +113,7 @@ const PURE: &[&str] = &[
     "in_place/hot_update/in_place.rs",
     "api/addresses.rs",
     "api/identity.rs",
+    "api/identity/adoption.rs",
     "machine/outcome.rs",
     "machine/finalizer.rs",
     "../crates/capcmi-cli/src/migration/plan.rs",

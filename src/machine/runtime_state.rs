@@ -36,8 +36,8 @@ pub struct RuntimeState {
     pub presence: Option<Presence>,
     /// Why the VM may have changed. The next reconcile queries the driver if possible.
     pub hint: Option<Hint>,
-    /// When the latest answered create of this process was issued. The back end will not carry out this
-    /// create later.
+    /// When the latest answered create of this process was issued, until its VM is found. The back end will
+    /// not carry out this create later.
     pub answered: Option<Timestamp>,
 }
 
@@ -274,6 +274,10 @@ impl RuntimeStates {
         }
         if known.is_empty() {
             machines.remove(uid);
+            let (kept, room) = (machines.len(), machines.capacity());
+            if kept < room / 4 {
+                machines.shrink_to(2 * kept);
+            }
         }
     }
 
@@ -318,8 +322,8 @@ impl RuntimeStates {
         waiting.map(|(uid, _)| number(uid)).collect()
     }
 
-    /// Records that a look-up has found the VM. Unlike [`Self::succeeded`], keeps the wait after a failed
-    /// update, which the look-up says nothing about.
+    /// Records that the VM was found and its id is written, so that its creates need not be known any more.
+    /// Unlike [`Self::succeeded`], keeps the wait after a failed update, which a look-up says nothing about.
     pub fn found(&self, uid: &str, hint: u64) {
         self.with_known(uid, |known| {
             known.retry = known
@@ -327,6 +331,7 @@ impl RuntimeStates {
                 .take()
                 .filter(|retry| retry.during == OperationType::Update);
             known.presence = None;
+            known.answered = None;
             known.clear_hint(hint);
         });
     }
@@ -407,18 +412,6 @@ impl RuntimeStates {
             .iter_mut()
             .filter(|(uid, known)| known.has_list_hint() && is_confirmed(uid));
         confirmed.for_each(|(_, known)| known.drop_list_hint());
-    }
-
-    /// Drops answers to creates that are too old to matter, and empty entries of idle machines. A new process
-    /// has neither of them.
-    pub fn forget_answered_before(&self, time: Timestamp) {
-        let mut machines = self.machines.lock();
-        machines.retain(|_, known| {
-            known.answered = known.answered.filter(|issued| *issued >= time);
-            !known.is_empty()
-        });
-        let kept = machines.len();
-        machines.shrink_to(2 * kept);
     }
 
     /// Drops a signal that the driver can't answer, unless it is newer than the hint number `hint`.

@@ -371,7 +371,7 @@ impl Controllers {
 
     /// The work of the leader that reconciles no object.
     fn background(self: &Arc<Self>) -> Vec<Task> {
-        let [inventory, refresh, orphans, drivers, creates] = [(); 5].map(|()| Arc::clone(self));
+        let [inventory, refresh, orphans, drivers] = [(); 4].map(|()| Arc::clone(self));
         vec![
             Task::new("the inventory", async move { inventory.run_inventory().await }),
             Task::new("the refresh of machines", async move {
@@ -380,9 +380,6 @@ impl Controllers {
             Task::new("the orphan scan", async move { orphans.run_orphans().await }),
             Task::new("the reachability of drivers", async move {
                 drivers.follow_drivers().await;
-            }),
-            Task::new("the expiry of answered creates", async move {
-                creates.forget_answered_creates().await;
             }),
         ]
     }

@@ -260,22 +260,20 @@ fn an_early_capacity_signal_ends_only_the_next_capacity_wait() {
 
 /// Otherwise, a running fleet would have an entry for each machine that this process has created.
 #[test]
-fn of_a_machine_at_rest_nothing_is_kept_once_its_create_is_long_over() {
+fn of_a_machine_at_rest_nothing_is_kept_once_its_vm_is_found() {
     let states = RuntimeStates::default();
-    let at = |second| Timestamp::from_second(second).unwrap();
-    states.answered("old", at(9));
-    states.answered("new", at(10));
-    states.answered("failing", at(9));
-    states.hint("failing", LookUpHint::Signal);
-    states.forget_answered_before(at(10));
-    let uids = |states: &RuntimeStates| {
-        let mut uids: Vec<_> = states.machines.lock().keys().cloned().collect();
-        uids.sort_unstable();
-        uids
-    };
-    assert_eq!(uids(&states), ["failing", "new"]);
-    assert_eq!(states.get("new").answered, Some(at(10)));
-    assert_eq!(states.get("failing").answered, None);
+    let uids: Vec<_> = (0..1000).map(|n| format!("u-{n}")).collect();
+    for uid in &uids {
+        states.answered(uid, Timestamp::UNIX_EPOCH);
+        states.caught_up(uid, &at("1"));
+        assert!(states.get(uid).answered.is_some(), "its deletion need not wait");
+        states.found(uid, 0);
+    }
+    for uid in &uids {
+        states.caught_up(uid, &at("1"));
+    }
+    let machines = states.machines.lock();
+    assert!(machines.is_empty() && machines.capacity() < 10);
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use kube::Resource as _;
 use kube_fleet::Controller;
@@ -15,7 +14,6 @@ use super::node_health::NodeChange;
 use crate::api::ObjectMetaExt as _;
 use crate::api::cluster_api::Machine;
 use crate::api::conditions::reason;
-use crate::api::wall_clock;
 use crate::driver::ConfiguredDrivers;
 use crate::fleet::inventory::{ListResult, Presence};
 use crate::fleet::{inventory, refresh};
@@ -27,11 +25,6 @@ use crate::telemetry::metrics::{MachineCount, MachinePhase};
 /// The driver label of metrics for a driver that is not configured. A spec may name any driver, and each name
 /// would create a series that never ends.
 const UNKNOWN_DRIVER: &str = "unknown";
-
-/// How long the process remembers that the create of a machine was answered, which makes a deletion soon
-/// after a create faster. If a driver's create may take longer, a deletion after this time waits as it does
-/// after a restart.
-const ANSWERS_KEPT: Duration = Duration::from_hours(1);
 
 impl Controllers {
     /// Runs the reconciles of InfraMachines.
@@ -138,16 +131,6 @@ impl Controllers {
             if let Some(object) = machine.object() {
                 context.states.hint(object.meta().uid(), hint);
                 queue.enqueue_key(machine.key().clone());
-            }
-        }
-    }
-
-    pub(super) async fn forget_answered_creates(&self) {
-        let mut ticks = tokio::time::interval(ANSWERS_KEPT / 6);
-        loop {
-            ticks.tick().await;
-            if let Ok(time) = wall_clock::now().checked_sub(ANSWERS_KEPT) {
-                self.machine_context.states.forget_answered_before(time);
             }
         }
     }
