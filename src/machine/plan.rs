@@ -270,7 +270,8 @@ fn what_is_left_undone(machine: &InfraMachine) -> &'static str {
 fn plan_invalid_record(machine: &InfraMachine, invalid: &InvalidRecord) -> Plan {
     let remedy = if machine.metadata.deletion_timestamp.is_some() {
         format!(
-            "no VM can be deleted safely: delete it by hand, then set annotation {}=true",
+            "no VM can be deleted safely: restore the annotation, or delete the VM by hand and set \
+                annotation {}=true",
             annotations::FORCE_DELETE
         )
     } else {

@@ -131,11 +131,13 @@ pub fn started(
         Ok(()) => (OperationState::Successful, None),
         Err(status) => (OperationState::Failed, Some(status.code().name().to_owned())),
     };
-    let name = Some(Operation::RestartMachine.name());
-    status.last_operation = Some(LastOperation {
-        code,
-        ..LastOperation::new(OperationType::Update, state, name, now)
-    });
+    let start = LastOperation::new(
+        OperationType::Update,
+        state,
+        Some(Operation::RestartMachine.name()),
+        now,
+    );
+    status.last_operation = Some(LastOperation { code, ..start });
     status
 }
 

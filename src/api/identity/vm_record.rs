@@ -63,6 +63,9 @@ pub enum InvalidRecord {
     /// The record was copied from another object.
     #[error("annotation {VM_RECORD} is the record of InfraMachine `{0}`")]
     Foreign(String),
+    /// The object has this provider's finalizer and no record.
+    #[error("annotation {VM_RECORD} is missing")]
+    Missing,
 }
 
 impl VmRecord {

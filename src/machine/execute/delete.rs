@@ -71,22 +71,10 @@ fn of_a_refused_spec(outcome: Outcome) -> Outcome {
     match outcome {
         Outcome::Gone => Outcome::RemoveFinalizer(RemovalReason::NeverCreated),
         Outcome::Failed(failure) => {
-            let refuses = match failure.status.code() {
-                Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists | Code::Unimplemented => true,
-                Code::Unauthenticated
-                | Code::PermissionDenied
-                | Code::Canceled
-                | Code::Unknown
-                | Code::DeadlineExceeded
-                | Code::NotFound
-                | Code::ResourceExhausted
-                | Code::FailedPrecondition
-                | Code::Aborted
-                | Code::Internal
-                | Code::Unavailable
-                | Code::DataLoss
-                | Code::Uninitialized => false,
-            };
+            let refuses = matches!(
+                failure.status.code(),
+                Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists | Code::Unimplemented
+            );
             if refuses {
                 tracing::info!(
                     code = %failure.status.code(),

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::api::annotations;
 use crate::api::conditions::{self, reason};
-use crate::api::identity::{self, Adoption, VmRecord, VmState};
+use crate::api::identity::{self, Adoption, InvalidRecord, VmRecord, VmState};
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::api::wall_clock::{elapsed, remaining};
 use crate::driver::{DriverState, KnownDriver, PERMIT_WAIT};
@@ -48,7 +48,7 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
         Ok(None) if Adoption::of(machine) == Adoption::Asked => {
             return Outcome::RemoveFinalizer(RemovalReason::NeverCreated).into();
         }
-        Ok(None) => return plan_lost_record(),
+        Ok(None) => return plan_invalid_record(machine, &InvalidRecord::Missing),
         Err(invalid) => return plan_invalid_record(machine, &invalid),
     };
     let Some(made) = record
@@ -87,17 +87,6 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
         requeue_after: deletion_poll_interval(deleted_for(machine, observed.now), left),
     }))
     .into()
-}
-
-/// Plans an object that has this provider's finalizer and has lost its record.
-fn plan_lost_record() -> Plan {
-    let message = format!(
-        "annotation {} is missing, so no VM can be deleted safely: restore it, or delete the VM by hand and \
-            set annotation {}=true",
-        annotations::VM_RECORD,
-        annotations::FORCE_DELETE
-    );
-    Blocked::new(conditions::DELETING, reason::FOREIGN_IDENTITY, message).into()
 }
 
 /// Plans an object without this provider's finalizer. If this provider has written conditions, the status
@@ -182,14 +171,9 @@ pub(super) fn shut_down(machine: &InfraMachine, state: VmState, observed: &Obser
     let grace = Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
     // An acceptance in the future means that a clock was set back. The driver is asked again.
     let accepted = match state {
-        VmState::ShuttingDown { accepted, .. } => Some(accepted),
-        VmState::None
-        | VmState::Creating { .. }
-        | VmState::Refused
-        | VmState::Exists { .. }
-        | VmState::Updating { .. } => None,
+        VmState::ShuttingDown { accepted, .. } => elapsed(accepted, observed.now).map(|_| accepted),
+        _ => None,
     };
-    let accepted = accepted.filter(|accepted| elapsed(*accepted, observed.now).is_some());
     let shut_down = ShutDown {
         grace,
         accepted,
