@@ -43,11 +43,25 @@ impl NewEvent {
     /// Returns the event for an object that can't be read. Its status can't be written, so only an event
     /// reaches the user.
     pub fn unreadable(error: &str) -> Self {
+        let note = format!("cannot read the object, so no VM is created: {error}");
+        Self::warning(reason::UNREADABLE, "Read", note)
+    }
+
+    /// Returns a Warning.
+    pub fn warning(reason: impl Into<String>, action: &'static str, note: impl Into<String>) -> Self {
         Self {
             warning: true,
-            reason: reason::UNREADABLE.to_owned(),
-            action: "Read",
-            note: format!("cannot read the object, so no VM is created: {error}"),
+            ..Self::normal(reason, action, note)
+        }
+    }
+
+    /// Returns a Normal event.
+    pub fn normal(reason: impl Into<String>, action: &'static str, note: impl Into<String>) -> Self {
+        Self {
+            warning: false,
+            reason: reason.into(),
+            action,
+            note: note.into(),
         }
     }
 }

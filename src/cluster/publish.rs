@@ -50,12 +50,7 @@ pub(super) async fn publish(
             why = text,
             "cannot list failure domains"
         );
-        let event = NewEvent {
-            warning: true,
-            reason,
-            action: Operation::ListZones.name(),
-            note: text,
-        };
+        let event = NewEvent::warning(reason, Operation::ListZones.name(), text);
         ctx.events.record(infra, event).await;
     }
     if let Some(transition) = transition {
@@ -66,19 +61,10 @@ pub(super) async fn publish(
 
 /// Returns the event for the start or the end of an outage.
 fn event(transition: Transition) -> NewEvent {
-    let (warning, reason, text) = match transition {
-        Transition::Lost(message) => (true, Code::Unavailable.name(), message),
-        Transition::Back => (
-            false,
-            reason::REACHABLE,
-            "the driver is reachable again".to_owned(),
-        ),
-    };
-    NewEvent {
-        warning,
-        reason: reason.to_owned(),
-        action: Operation::Probe.name(),
-        note: text,
+    let action = Operation::Probe.name();
+    match transition {
+        Transition::Lost(message) => NewEvent::warning(Code::Unavailable.name(), action, message),
+        Transition::Back => NewEvent::normal(reason::REACHABLE, action, "the driver is reachable again"),
     }
 }
 
@@ -137,10 +123,5 @@ fn wait_event(infra: &InfraCluster, plan: &Plan) -> Option<NewEvent> {
     };
     let before = infra.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let is_said = conditions::get(before, condition).is_some_and(|shown| shown.reason == reason);
-    (!is_said).then(|| NewEvent {
-        warning: true,
-        reason: reason.to_owned(),
-        action,
-        note: message.clone(),
-    })
+    (!is_said).then(|| NewEvent::warning(reason, action, message))
 }

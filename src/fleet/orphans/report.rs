@@ -229,12 +229,7 @@ pub async fn record_abandoned_list(
 
 /// Records an event on the InfraCluster, or on the Cluster if the InfraCluster belongs to another provider.
 pub(super) async fn record_event(ctx: &Context, scope: &Scope, reason: &str, text: String) {
-    let event = NewEvent {
-        warning: true,
-        reason: reason.to_owned(),
-        action: Operation::ListMachines.name(),
-        note: text,
-    };
+    let event = NewEvent::warning(reason, Operation::ListMachines.name(), text);
     let Some(cluster) = ctx
         .caches
         .cluster(scope.cluster.namespace(), scope.cluster.name())

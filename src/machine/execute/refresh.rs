@@ -70,12 +70,7 @@ impl Executor<'_, '_, '_> {
                 )
             }
         };
-        let event = NewEvent {
-            warning: true,
-            reason: reason.to_owned(),
-            action: Operation::RestartMachine.name(),
-            note,
-        };
+        let event = NewEvent::warning(reason, Operation::RestartMachine.name(), note);
         self.ctx.events.record(self.object.get(), event).await;
         Ok(Outcome::Provisioned(Box::new(machine)))
     }

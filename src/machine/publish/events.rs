@@ -28,11 +28,11 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
         | Outcome::RemoveFinalizer(RemovalReason::NeverCreated) => return None,
         Outcome::Blocked(block) => (
             needs_intervention(block.reason) && is_new(before, block.condition, block.reason),
-            warning(block.reason, "Reconcile", block.message.clone()),
+            NewEvent::warning(block.reason, "Reconcile", block.message.clone()),
         ),
         Outcome::Refused { invalid, .. } => (
             has_no_failure(before),
-            warning(Code::InvalidArgument.name(), "Validate", invalid.to_string()),
+            NewEvent::warning(Code::InvalidArgument.name(), "Validate", invalid.to_string()),
         ),
         Outcome::Provisioned(vm) if vm.power_state == Some(PowerState::Failed) => {
             let text = format!(
@@ -41,7 +41,7 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
             );
             (
                 is_new(before, conditions::READY, reason::VIRTUAL_MACHINE_FAILED),
-                warning(reason::VIRTUAL_MACHINE_FAILED, "GetMachineStatus", text),
+                NewEvent::warning(reason::VIRTUAL_MACHINE_FAILED, "GetMachineStatus", text),
             )
         }
         Outcome::Provisioned(vm)
@@ -50,7 +50,7 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
             let text = format!("VM {} is switched off", vm.provider_id);
             (
                 is_new(before, conditions::VIRTUAL_MACHINE_RUNNING, reason::POWERED_OFF),
-                warning(reason::POWERED_OFF, "GetMachineStatus", text),
+                NewEvent::warning(reason::POWERED_OFF, "GetMachineStatus", text),
             )
         }
         Outcome::Provisioned(vm) if before.is_provisioned() => {
@@ -62,38 +62,41 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
             let was_off = is_powered_off(before) && vm.power_state == Some(PowerState::Running);
             (
                 was_lost || was_off,
-                normal(reason::READY, "GetMachineStatus", text),
+                NewEvent::normal(reason::READY, "GetMachineStatus", text),
             )
         }
         Outcome::Provisioned(vm) if is_adoption(before) => {
             let text = format!("adopted VM {}", vm.provider_id);
-            (true, normal(reason::PROVISIONED, "GetMachineStatus", text))
+            (
+                true,
+                NewEvent::normal(reason::PROVISIONED, "GetMachineStatus", text),
+            )
         }
         Outcome::Provisioned(vm) => {
             let text = format!("provisioned VM {}", vm.provider_id);
-            (true, normal(reason::PROVISIONED, "CreateMachine", text))
+            (true, NewEvent::normal(reason::PROVISIONED, "CreateMachine", text))
         }
         Outcome::Updated => {
-            let text = "updated the VM to the provider spec".to_owned();
-            (true, normal(reason::UP_TO_DATE, "UpdateMachine", text))
+            let text = "updated the VM to the provider spec";
+            (true, NewEvent::normal(reason::UP_TO_DATE, "UpdateMachine", text))
         }
         Outcome::Failed(failure) => {
             let action = failure.operation.map_or("ReadSecrets", Operation::name);
             (
                 is_new_failure(before, failure, attempts),
-                warning(failure.reason(), action, failure.message()),
+                NewEvent::warning(failure.reason(), action, failure.message()),
             )
         }
         Outcome::Vanished(id) => {
             let text = format!("VM {id} no longer exists, although its machine was not deleted");
             (
                 is_new(before, conditions::READY, reason::VIRTUAL_MACHINE_VANISHED),
-                warning(reason::VIRTUAL_MACHINE_VANISHED, "GetMachineStatus", text),
+                NewEvent::warning(reason::VIRTUAL_MACHINE_VANISHED, "GetMachineStatus", text),
             )
         }
         Outcome::Gone => (
             true,
-            normal(reason::DELETED, "DeleteMachine", "deleted the VM".to_owned()),
+            NewEvent::normal(reason::DELETED, "DeleteMachine", "deleted the VM"),
         ),
         Outcome::RemoveFinalizer(RemovalReason::Forced) => {
             let id = before.spec.provider_id.as_deref();
@@ -102,7 +105,10 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
                 "released by annotation {} without a confirmation: VM {vm} may still exist at the back end",
                 annotations::FORCE_DELETE
             );
-            (true, warning(reason::FORCE_DELETED, "ForceDelete", text))
+            (
+                true,
+                NewEvent::warning(reason::FORCE_DELETED, "ForceDelete", text),
+            )
         }
     };
     is_new.then_some(event)
@@ -111,24 +117,6 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
 /// Returns whether another controller created the VM of a machine that comes up.
 fn is_adoption(before: &InfraMachine) -> bool {
     Adoption::of(before) == Adoption::Asked || identity::record(before).is_some_and(|record| record.adopted)
-}
-
-fn warning(reason: &str, action: &'static str, text: String) -> NewEvent {
-    NewEvent {
-        warning: true,
-        reason: reason.to_owned(),
-        action,
-        note: text,
-    }
-}
-
-fn normal(reason: &str, action: &'static str, text: String) -> NewEvent {
-    NewEvent {
-        warning: false,
-        reason: reason.to_owned(),
-        action,
-        note: text,
-    }
 }
 
 /// Returns whether an operator has to end a wait with this reason. All other waits are part of normal

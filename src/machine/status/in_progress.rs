@@ -34,10 +34,7 @@ pub fn in_progress(machine: &InfraMachine, operation: Operation, since: Timestam
         return draft.status;
     }
     draft.working();
-    let message = format!(
-        "{operation} was called at {} and has not answered yet",
-        seconds(since)
-    );
+    let message = format!("{operation} was called at {since:.0} and has not answered yet");
     match (during, operation) {
         (OperationType::Delete, Operation::ShutDownMachine) => {
             draft.deleting(reason::SHUTTING_DOWN, &message);
@@ -60,9 +57,4 @@ pub fn in_progress(machine: &InfraMachine, operation: Operation, since: Timestam
     ));
     draft.status.observed_generation = machine.metadata.generation;
     draft.status
-}
-
-/// Returns a time with the precision of conditions.
-fn seconds(time: Timestamp) -> Timestamp {
-    Timestamp::from_second(time.as_second()).unwrap_or(time)
 }

@@ -49,12 +49,7 @@ pub async fn record_failure(gathered: &Gathered, ctx: &Context, event: NewEvent)
 
 /// The event of a Machine that its owner has to replace.
 fn failure_event(outcome: &RemediationState) -> NewEvent {
-    NewEvent {
-        warning: true,
-        reason: outcome.reason.clone(),
-        action: "Replace",
-        note: outcome.message.clone(),
-    }
+    NewEvent::warning(&outcome.reason, "Replace", &outcome.message)
 }
 
 /// Patches the record of restarts, on the resource version of the read.

@@ -127,12 +127,8 @@ pub fn timed_out(waiting: &Waiting) -> NewEvent {
     } else {
         format!("{} is still attached", named(&waiting.volumes))
     };
-    NewEvent {
-        warning: true,
-        reason: reason::VOLUME_DETACH_TIMED_OUT.to_owned(),
-        action: "EvictPod",
-        note: format!("stopped waiting for pod {}: {what}", waiting.pod),
-    }
+    let note = format!("stopped waiting for pod {}: {what}", waiting.pod);
+    NewEvent::warning(reason::VOLUME_DETACH_TIMED_OUT, "EvictPod", note)
 }
 
 /// The condition at the end of the drain; `None` if there is nothing to publish.
