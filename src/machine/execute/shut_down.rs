@@ -15,7 +15,7 @@ use crate::machine::outcome::{Failure, Outcome};
 use crate::machine::plan::{Delete, SHUT_DOWN_TRIES, ShutDown};
 use cmi_driver::{
     self, Code, LastKnownState, Machine, MachineClass, MachineRef, Operation, PowerState,
-    ShutDownMachineRequest, Status,
+    ShutDownMachineRequest,
 };
 
 /// The shortest wait before a guest that is stopping is checked again.
@@ -110,9 +110,11 @@ impl Guest {
         let power = match answer {
             None => None,
             Some(Ok(machine)) => machine.power_state,
+            // A missing VM needs no grace period.
+            Some(Err(status)) if status.code() == Code::NotFound => return None,
             Some(Err(status)) => match status.machine() {
                 Some(machine) => machine.power_state,
-                None => return self.unobserved(status),
+                None => return Some(self.stopping(&format!("its VM cannot be read: {}", status.message()))),
             },
         };
         match power {
@@ -121,18 +123,6 @@ impl Guest {
                 Some(self.stopping(&format!("its VM is {}", power.name())))
             }
             None => Some(self.stopping("the driver reports no power state")),
-        }
-    }
-
-    /// Returns the outcome when the VM can't be read after its guest accepted to stop. A missing VM needs no
-    /// grace period.
-    fn unobserved(&self, status: Status) -> Option<Outcome> {
-        let message = format!("cannot read whether the guest has stopped: {}", status.message());
-        let failure = Failure::new(Call::ShutDown, status.with_message(message));
-        match (failure.disposition, failure.status.code()) {
-            (Disposition::Delete, Code::NotFound) => None,
-            (Disposition::Delete, _) => Some(self.stopping(failure.status.message())),
-            _ => Some(failure.into()),
         }
     }
 
@@ -187,6 +177,7 @@ impl Guest {
 mod tests {
     use super::*;
     use crate::machine::fixtures::at;
+    use cmi_driver::Status;
 
     const PACE: Duration = Duration::from_secs(15);
 
@@ -275,8 +266,9 @@ mod tests {
             let uninitialized = Status::new(Code::Uninitialized, "not yet").with_machine(vm(power));
             [Some(Ok(vm(power))), Some(Err(uninitialized))]
         });
-        let denied = Some(Err(Status::new(Code::PermissionDenied, "no")));
-        for answer in answers.chain([None, denied]) {
+        let unread =
+            [Code::PermissionDenied, Code::Unavailable].map(|code| Some(Err(Status::new(code, "no"))));
+        for answer in answers.chain([None]).chain(unread) {
             let text = format!("{answer:?}");
             let outcome = after_acceptance(answer);
             assert!(
@@ -306,11 +298,6 @@ mod tests {
         }
         let gone = Status::new(Code::NotFound, "there is none");
         assert!(after_acceptance(Some(Err(gone))).is_none());
-        let outage = Status::new(Code::Unavailable, "it can't be reached");
-        assert!(matches!(
-            after_acceptance(Some(Err(outage))),
-            Some(Outcome::Failed(_))
-        ));
     }
 
     #[test]
