@@ -21,8 +21,8 @@ use crate::telemetry::metrics::PermitCount;
 
 /// How long a permit is set aside for a waiter that was woken.
 const CLAIMED_WITHIN: Duration = Duration::from_secs(5);
-/// Waits are published when their queue was not served for this long, at most [`REPORTED_AT_ONCE`] per
-/// second.
+/// Waits of this length are published when no waiter got a permit for as long, at most [`REPORTED_AT_ONCE`]
+/// per second.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 const REPORTED_AT_ONCE: usize = 20;
 /// A wait in a moving queue is published after this time, one per second. A fleet that starts at the pace of
@@ -60,6 +60,8 @@ struct State {
     queues: BTreeMap<Priority, VecDeque<Queue>>,
     /// The waiters, including those with a permit that they have not claimed yet.
     waiters: HashMap<Arc<str>, Waiter>,
+    /// When a permit was last set aside for a waiter.
+    granted_at: Instant,
 }
 
 /// The queue of a namespace.
@@ -68,8 +70,6 @@ struct Queue {
     namespace: Arc<str>,
     /// The waiting keys. A key that has left is skipped at its turn.
     keys: VecDeque<Arc<str>>,
-    /// When the queue began, or was served last.
-    served_at: Instant,
 }
 
 #[derive(Debug)]
@@ -102,6 +102,7 @@ impl Permits {
                 held: HashMap::new(),
                 queues: BTreeMap::new(),
                 waiters: HashMap::new(),
+                granted_at: Instant::now(),
             }),
         }
     }
@@ -222,8 +223,10 @@ impl Permits {
         while let Some((priority, namespace, key)) = self.next(&mut state) {
             let waiter = state.waiters.get_mut(&key);
             if let Some(waiter) = waiter.filter(|waiter| waiter.waits_for(priority)) {
-                waiter.granted_at = Some(Instant::now());
+                let now = Instant::now();
+                waiter.granted_at = Some(now);
                 wakers.extend(waiter.waker.take());
+                state.granted_at = now;
                 self.take(&mut state, &namespace, priority);
             }
         }
@@ -243,7 +246,6 @@ impl Permits {
                 let mut queue = queues.remove(turn)?;
                 let (namespace, key) = (Arc::clone(&queue.namespace), queue.keys.pop_front()?);
                 if !queue.keys.is_empty() {
-                    queue.served_at = Instant::now();
                     queues.push_back(queue);
                 }
                 Some((priority, namespace, key))
@@ -323,7 +325,6 @@ impl State {
         queues.push_back(Queue {
             namespace: Arc::clone(&namespace),
             keys: VecDeque::from([key]),
-            served_at: Instant::now(),
         });
         namespace
     }
@@ -347,22 +348,18 @@ impl State {
 
     /// Returns the wakers of waiters that have to publish their wait, each waiter once.
     fn next_to_report(&mut self, now: Instant) -> Vec<Waker> {
-        let (mut stuck, mut moving, mut wakers) = (REPORTED_AT_ONCE, 1, Vec::new());
-        for queue in self.queues.values().flatten() {
-            let (after, left) = if now - queue.served_at >= STUCK_AFTER {
-                (STUCK_AFTER, &mut stuck)
-            } else {
-                (LONG_QUEUE_WAIT, &mut moving)
-            };
-            for key in &queue.keys {
-                let waiter = self.waiters.get_mut(key).filter(|waiter| !waiter.is_reported);
-                if let Some(waiter) = waiter.filter(|waiter| *left > 0 && now - waiter.since >= after) {
-                    *left -= 1;
-                    waiter.is_reported = true;
-                    wakers.extend(waiter.waker.take());
-                }
-            }
-        }
-        wakers
+        let (after, most) = if now - self.granted_at >= STUCK_AFTER {
+            (STUCK_AFTER, REPORTED_AT_ONCE)
+        } else {
+            (LONG_QUEUE_WAIT, 1)
+        };
+        let is_silent = |waiter: &&mut Waiter| waiter.granted_at.is_none() && !waiter.is_reported;
+        let waiters = self.waiters.values_mut().filter(is_silent);
+        let due = waiters.filter(|waiter| now - waiter.since >= after).take(most);
+        due.filter_map(|waiter| {
+            waiter.is_reported = true;
+            waiter.waker.take()
+        })
+        .collect()
     }
 }
