@@ -73,62 +73,59 @@ reasons! {
         "The VM is deleted.",
         None;
     PAUSED = "Paused",
-        "The object or its Cluster is paused, so nothing is created, updated or deleted.",
+        "The object or its Cluster is paused.",
         Some("Set `spec.paused` of the Cluster to false and remove the annotation `cluster.x-k8s.io/paused`, \
             unless `clusterctl move` is running.");
 
     CREATING = "Creating",
-        "CreateMachine was called and has not answered yet.",
+        "The driver call has not answered yet.",
         None;
     INITIALIZING = "Initializing",
-        "InitializeMachine was called and has not answered yet.",
+        "The driver call has not answered yet.",
         None;
     CREATION_TIMED_OUT = "CreationTimedOut",
         "The machine is not provisioned within `spec.creationTimeoutSeconds`; the provider keeps trying.",
         Some("Resolve the error at the end of the message. If the back end is only slow, raise the timeout.");
     SHUTTING_DOWN = "ShuttingDown",
-        "The guest is shutting down before its VM is deleted.",
+        "The guest is shutting down, or its VM is being deleted.",
         None;
     DELETING = "Deleting",
-        "The VM is being deleted.",
+        "The guest is shutting down, or its VM is being deleted.",
         None;
     CONFIRMING_DELETION = "ConfirmingDeletion",
-        "The VM is deleted, and the provider waits for the driver's consistency window before it confirms \
-            that.",
+        "The VM is deleted, and the driver's consistency window has not passed.",
         None;
     CREATE_UNANSWERED = "CreateUnanswered",
-        "A create was never answered and may still complete, so the provider keeps looking for its VM.",
+        "A create without an answer may still make a VM.",
         Some("Wait until the time in the message.");
     WAITING_FOR_FINALIZERS = "WaitingForFinalizers",
-        "This provider has finished the deletion, and finalizers of other controllers keep the object.",
-        Some("Find out why the owners of the finalizers in the message do not remove them.");
+        "Finalizers of other controllers keep the object after its VM is deleted.",
+        Some("Find out why their owners do not remove the finalizers in the message.");
     DELETE_FOR_MOVE = "DeleteForMove",
-        "`clusterctl move` marked the object as moved and did not delete it, so its VM is not touched.",
+        "`clusterctl move` marked the object and did not delete it, so its VM is not touched.",
         Some("If the Cluster was moved, force delete this object. If not, remove the annotation \
             `clusterctl.cluster.x-k8s.io/delete-for-move`.");
     FORCE_DELETED = "ForceDeleted",
-        "The finalizer was removed on request, without a confirmation that the VM is deleted.",
+        "The finalizer was removed on request, and the VM may remain.",
         Some("Look for the VM at the back end by its tag `capcmi.io/machine` and delete it.");
 
     WAITING_FOR_CLUSTER_INFRASTRUCTURE = "WaitingForClusterInfrastructureReady",
-        "The InfraCluster is not provisioned, and no machine is created before it is.",
+        "The InfraCluster is not provisioned.",
         Some("Resolve the conditions of the InfraCluster.");
     WAITING_FOR_CONTROL_PLANE_ENDPOINT = "WaitingForControlPlaneEndpoint",
         "Neither the InfraCluster nor the Cluster has a control plane endpoint.",
         Some("Set `spec.controlPlaneEndpoint` of the InfraCluster.");
     CONTROL_PLANE_ENDPOINT_CHANGED = "ControlPlaneEndpointChanged",
-        "The endpoint of the InfraCluster differs from the endpoint of its Cluster, which never changes.",
+        "The InfraCluster's endpoint differs from the Cluster's, which never changes.",
         Some("Set `spec.controlPlaneEndpoint` of the InfraCluster to the value in the message, or remove \
             it.");
     WAITING_FOR_BOOTSTRAP_DATA = "WaitingForBootstrapData",
         "The Machine names no bootstrap data Secret yet.",
-        Some("If this lasts, check the conditions of the Machine, its bootstrap config and the control \
-            plane. Workers wait until the control plane is initialized.");
+        Some("Workers wait until the control plane is initialized. If this lasts, check the conditions of \
+            the Machine, its bootstrap config and the control plane.");
     WAITING_FOR_OWNER = "WaitingForOwner",
-        "No Machine controls the InfraMachine, no Cluster owns the InfraCluster, or the owner does not \
-            exist.",
-        Some("Correct `spec.infrastructureRef` of the Machine or Cluster, or restore it. Otherwise delete \
-            the object.");
+        "The object has no Machine or Cluster as owner, or the owner does not exist.",
+        Some("Correct `spec.infrastructureRef` of the owner, restore the owner, or delete the object.");
     CLUSTER_EXISTS = "ClusterExists",
         "The InfraCluster was deleted, and its Cluster still needs it.",
         Some("Delete the Cluster. To replace only the InfraCluster, remove the finalizer in the message and \
@@ -137,7 +134,7 @@ reasons! {
         "The InfraCluster was deleted, and machines of its Cluster are left.",
         Some("Wait for their deletion. If they stay, resolve the conditions of the InfraMachines.");
     MACHINE_DELETED = "MachineDeleted",
-        "The Machine is being deleted, so its VM is neither created nor changed.",
+        "The Machine is being deleted, so its VM is not created or changed.",
         Some("If the deletion lasts, check finalizers, hooks and conditions of the Machine.");
     CLUSTER_NOT_FOUND = "ClusterNotFound",
         "The Cluster of the Machine does not exist.",
@@ -146,7 +143,7 @@ reasons! {
         "`spec.infrastructureRef` of the Machine names another object, so this one gets no VM.",
         Some("Delete this InfraMachine.");
     WAITING_FOR_CAPACITY = "WaitingForCapacity",
-        "The back end has no capacity for this class, so creates of the class are suspended.",
+        "A quota or a pool of the back end is exhausted.",
         Some("Raise the quota or free capacity, then change any annotation to retry immediately: kubectl \
             annotate inframachine NAME example.com/retry=\"$(date +%s)\" --overwrite");
     WAITING_FOR_DRIVER = "WaitingForDriver",
@@ -154,45 +151,43 @@ reasons! {
         Some("Check `capcmi describe driver NAME`. If the back end can take more calls, raise \
             `maxConcurrentCalls` in the drivers file.");
     WAITING_FOR_UPDATE_REQUEST = "WaitingForUpdateRequest",
-        "Cluster API updates the machine in place and has not asked this provider to change the VM.",
-        Some("If this lasts, check the other runtime extensions that update machines in place.");
+        "Cluster API updates the machine in place and has not requested the update of the VM.",
+        Some("If this lasts, check other runtime extensions for updates in place.");
     NOT_HOT_UPDATABLE = "NotHotUpdatable",
         "The spec changed in fields that a running VM does not support.",
-        Some("Revert the change, or replace the machine: a new InfraMachineTemplate rolls out a \
-            MachineDeployment.");
+        Some("Revert the change, or replace the machine by a new InfraMachineTemplate.");
 
     DRIVER_NOT_CONFIGURED = "DriverNotConfigured",
-        "The drivers file has no such driver for this namespace, or `spec.driver` is needed to choose one.",
+        "No driver of this name serves the namespace, or several serve an object without `spec.driver`.",
         Some("Correct `spec.driver`, or add the driver to the drivers file and restart the provider.");
     INVALID_SECRET = "InvalidSecret",
         "A Secret is missing, cannot be read, or has keys that collide.",
-        Some("Create or correct the Secret in the message. If it is lost during a deletion, restore it, or \
-            delete the VM by hand and force delete the object.");
+        Some("Create or correct the Secret in the message. If it is lost in a deletion, delete the VM by \
+            hand and force delete the object.");
     SECRET_CHANGED = "SecretChanged",
-        "`spec.secretRef` names another Secret than the one that the VM was created with.",
-        Some("Put the new credentials into the original Secret, or replace the machine.");
+        "The spec names another driver or Secret than the create used.",
+        Some("Revert the change, or replace the machine. New credentials go into the original Secret.");
     DRIVER_CHANGED = "DriverChanged",
-        "`spec.driver` names another driver than the one that may have made the VM.",
-        Some("Set `spec.driver` back, or replace the machine.");
+        "The spec names another driver or Secret than the create used.",
+        Some("Revert the change, or replace the machine. New credentials go into the original Secret.");
     INCOMPLETE = "Incomplete",
         "The template lacks a field that every machine needs.",
-        Some("If a ClusterClass adds the field, nothing. Otherwise create a template that has the field in \
-            the message.");
+        Some("Create a template with the field in the message, unless a ClusterClass adds it.");
     INVALID_CAPACITY = "InvalidCapacity",
         "The driver reports a capacity that is not a valid resource quantity.",
         Some("Fix the driver: the message names the resource.");
     UNREADABLE = "Unreadable",
-        "The object does not match the schema of its CRD, so the provider cannot write its status.",
+        "The object does not fit the schema of its CRD, so its status cannot be written.",
         Some("Correct the field in the message, or delete the object.");
 
     VIRTUAL_MACHINE_VANISHED = "VirtualMachineVanished",
-        "The driver confirmed that the VM no longer exists, although its machine was not deleted.",
+        "The VM no longer exists, although its machine was not deleted.",
         Some("Find out at the back end what deleted the VM. Delete the Machine to replace it, unless a \
             MachineHealthCheck does.");
     POWERED_OFF = "PoweredOff",
-        "The VM exists and is switched off, by its guest or at the back end.",
-        Some("Start it at the back end, or delete the Machine to replace it. With \
-            `spec.powerPolicy: AlwaysOn` the provider starts it.");
+        "The VM is switched off, by its guest or at the back end.",
+        Some("Start it at the back end, or delete the Machine to replace it. With `spec.powerPolicy: \
+            AlwaysOn` the provider starts it.");
     VIRTUAL_MACHINE_FAILED = "VirtualMachineFailed",
         "The driver reports that the VM failed and will not run again.",
         Some("Delete the Machine to replace it, unless a MachineHealthCheck does.");
@@ -207,54 +202,52 @@ reasons! {
         "The provider deleted a VM without an InfraMachine.",
         None;
     ORPHAN_SCAN_INCOMPLETE = "OrphanScanIncomplete",
-        "The provider cannot list the VMs of a class, so orphans of deleted machines may be missed.",
+        "The provider cannot list the VMs of a class, and may miss orphans.",
         Some("Resolve the error in the message, then run `capcmi orphans list`.");
 
     IDENTITY_NOT_GUARDED = "IdentityNotGuarded",
-        "The admission policies that protect identities are missing or changed, so the provider trusts none.",
-        Some("An administrator must repair the policies in the message and confirm the identities that were \
-            written meanwhile.");
+        "Admission policies are missing or changed, so the provider trusts no identity.",
+        Some("An administrator must repair the policies in the message and confirm the identities.");
     FOREIGN_IDENTITY = "ForeignIdentity",
-        "The record of the VM cannot be read or belongs to another object, so no VM is touched.",
+        "The VM's record is unreadable or of another object, so no VM is touched.",
         Some("Delete the object if it is a copy. Otherwise follow the message.");
     FOREIGN_PROVIDER_ID = "ForeignProviderID",
         "This provider did not write `spec.providerID`, so no VM is touched.",
         Some("Create the machine without a providerID, or adopt the VM by the annotation \
             `infrastructure.capcmi.io/adopt`.");
     ADOPTION_INVALID = "AdoptionInvalid",
-        "The VM cannot be adopted, because a field of the object or a capability of the driver is missing.",
+        "The adoption lacks a field of the object or a capability of the driver.",
         Some("Correct the field in the message. To cancel, delete the InfraMachine first, then its Machine.");
     ADOPTION_CONTESTED = "AdoptionContested",
-        "Another InfraMachine has the VM, or is to adopt it.",
-        Some("Delete one of the two InfraMachines first, then its Machine.");
+        "Another InfraMachine has or adopts the VM.",
+        Some("Delete one of the InfraMachines first, then its Machine.");
     ADOPTION_UNCONFIRMED = "AdoptionUnconfirmed",
-        "The driver does not find the VM that is to be adopted.",
-        Some("Correct the name, the providerID or the tags of the VM. To cancel, delete the InfraMachine \
-            first, then its Machine.");
+        "The driver does not find the VM to adopt.",
+        Some("Correct the name, providerID or tags in the message. To cancel, delete the InfraMachine first, \
+            then its Machine.");
 
     NOT_READY_TAINT_REMOVED = "NotReadyTaintRemoved",
         "The VM is initialized, and its Node does not have the not-ready taint.",
         None;
     INVALID_KUBECONFIG = "InvalidKubeconfig",
-        "The Secret with the kubeconfig of the workload cluster is missing, cannot be read, or is invalid.",
-        Some("Restore the Secret `CLUSTER-kubeconfig`.");
+        "The Secret `CLUSTER-kubeconfig` is missing, cannot be read, or is invalid.",
+        Some("Restore the Secret.");
     WORKLOAD_CLUSTER_UNREACHABLE = "WorkloadClusterUnreachable",
         "The API server of the workload cluster does not answer or refuses the request.",
-        Some("Check that the provider reaches the API server with the kubeconfig in the Secret \
-            `CLUSTER-kubeconfig`.");
+        Some("Check that the provider reaches it with the kubeconfig in the Secret `CLUSTER-kubeconfig`.");
     WORKLOAD_CLUSTER_REFUSED = "WorkloadClusterRefused",
         "The API server of the workload cluster refuses to change this Node.",
-        Some("Grant the user of the kubeconfig `get` and `patch` on Nodes, or fix the admission policy that \
-            the message names.");
+        Some("Grant the kubeconfig's user `get` and `patch` on Nodes, or fix the admission policy in the \
+            message.");
     NODE_NOT_FOUND = "NodeNotFound",
-        "The workload cluster does not have the Node in `status.nodeRef` of the Machine.",
-        Some("Check why the Node is missing in the workload cluster.");
+        "The workload cluster lacks the Node in `status.nodeRef` of the Machine.",
+        Some("Check why the Node is missing.");
     FOREIGN_NODE = "ForeignNode",
         "The Node in `status.nodeRef` of the Machine has the providerID of another machine.",
         Some("Two machines registered under one name: delete the older Node.");
 
     NODE_MISSING = "NodeMissing",
-        "The VM has been up for longer than a bootstrap takes, and no Node with its ProviderID has joined.",
+        "The VM is up for longer than a bootstrap takes, and no Node with its ProviderID has joined.",
         Some("Read the last lines of the console in the message, and follow docs/operate/no-node.md.");
     PROVIDER_ID_MISMATCH = "ProviderIDMismatch",
         "The Node has another ProviderID than the VM, or none, so Cluster API does not match them.",
@@ -272,44 +265,42 @@ reasons! {
         "No pod with volumes is left on the Node.",
         None;
     WAITING_FOR_VOLUMES = "WaitingForVolumes",
-        "A pod was evicted, and the pod or its attached volumes are still on the Node.",
+        "An evicted pod or its attached volumes are still on the Node.",
         None;
     WAITING_FOR_DISRUPTION_BUDGET = "WaitingForDisruptionBudget",
-        "PodDisruptionBudgets do not allow the eviction of the remaining pods with volumes.",
+        "PodDisruptionBudgets do not allow more evictions.",
         Some("Make room in the PodDisruptionBudgets of the workload cluster.");
     VOLUME_DETACH_TIMED_OUT = "VolumeDetachTimedOut",
-        "The volumes of an evicted pod were not detached in time, and the drain continued with the next pod.",
+        "The volumes of an evicted pod were not detached in time, and the drain continued.",
         Some("Check the CSI driver of the workload cluster.");
     VOLUME_DRAIN_TIMED_OUT = "VolumeDrainTimedOut",
-        "The drain took too long or the workload cluster did not answer, so Cluster API drains the Node by \
-            itself.",
+        "The drain or the workload cluster took too long, so Cluster API drains the Node itself.",
         Some("Check the PodDisruptionBudgets and the CSI driver of the workload cluster.");
     VOLUME_DRAIN_SKIPPED = "VolumeDrainSkipped",
         "There is nothing to drain, or Cluster API does not drain the Node either.",
         None;
     INVALID_VOLUME_DRAIN = "InvalidVolumeDrain",
-        "The annotation that asks for the volume drain has no valid duration.",
+        "The annotation for the volume drain has no valid duration.",
         Some("Correct the annotation in the message.");
     HOOK_NOT_PERMITTED = "HookNotPermitted",
-        "The provider is not permitted to write Machines, so it cannot delay their drain.",
-        Some("Grant the provider the right to patch Machines, or remove the annotation.");
+        "The provider may not write Machines, so it cannot delay their drain.",
+        Some("Grant it the right to patch Machines, or remove the annotation.");
 
     RESTARTED = "Restarted",
         "The VM was restarted, and its Node has time to become ready.",
         None;
     RESTARTS_EXHAUSTED = "RestartsExhausted",
-        "The VM was restarted `spec.strategy.retryLimit` times, and the Machine is still unhealthy.",
-        Some("Nothing for this Machine, which is replaced. If it recurs, check on the VM's console why the \
-            kubelet does not start.");
+        "The VM was restarted `spec.strategy.retryLimit` times without success, so the Machine is replaced.",
+        Some("If it recurs, check on the VM's console why the kubelet does not start.");
     RESTART_NOT_POSSIBLE = "RestartNotPossible",
-        "The driver does not support restarts, or the Machine has no VM to restart, so it is replaced.",
+        "The driver cannot restart, or there is no VM, so the Machine is replaced.",
         None;
     WAITING_FOR_VIRTUAL_MACHINE = "WaitingForVirtualMachine",
-        "The Machine has no running VM of this provider yet, and the remediation waits for it.",
+        "The remediation waits for a running VM of the Machine.",
         None;
     WAITING_FOR_HEALTH_CHECK = "WaitingForHealthCheck",
         "The Node is healthy, and no MachineHealthCheck marks the Machine as unhealthy.",
-        Some("Nothing if a MachineHealthCheck selects the Machine. Otherwise delete the remediation.");
+        Some("Delete the remediation, unless a MachineHealthCheck selects the Machine.");
     LEFT_TO_OWNER = "LeftToOwner",
         "The owner of the Machine replaces it.",
         None;
@@ -329,8 +320,8 @@ const fn of_code(code: Code) -> Reason {
         ),
         Code::PermissionDenied => (
             "The back end does not permit the call with these credentials.",
-            "Grant the account the permission in the message, or put other credentials of the same account \
-                into the Secret.",
+            "Grant the account the permission in the message, or put other credentials of it into the \
+                Secret.",
         ),
         Code::InvalidArgument => (
             "The driver, or its schema, refuses a value of the spec.",
@@ -339,14 +330,13 @@ const fn of_code(code: Code) -> Reason {
         ),
         Code::AlreadyExists => (
             "The back end has a VM with this name that belongs to another machine.",
-            "Delete that VM, then change any annotation of the InfraMachine. Or delete the Machine, so that \
-                its replacement gets another name.",
+            "Delete that VM, then change any annotation of the InfraMachine. Or delete the Machine: its \
+                replacement gets another name.",
         ),
         Code::OutOfRange => (
-            "A value of the spec is out of range or, for a look-up, several VMs have the identity of this \
-                machine.",
-            "Correct the value in the message. If there are several VMs, run `capcmi orphans list` and \
-                delete those that no Node runs on.",
+            "A value of the spec is out of range, or the machine has several VMs.",
+            "Correct the value in the message. Of several VMs, delete those that no Node runs on: `capcmi \
+                orphans list`.",
         ),
         Code::FailedPrecondition => (
             "The back end is in a state that does not allow the call.",
@@ -366,26 +356,21 @@ const fn of_code(code: Code) -> Reason {
         ),
         Code::Unavailable => (
             "The driver or its back end cannot be reached.",
-            "Check that the plugin runs and reaches its back end: `capcmi driver info --endpoint URI`. The \
-                provider continues when it is back.",
+            "Check that the plugin runs and reaches its back end: `capcmi driver info --endpoint URI`.",
         ),
         Code::DeadlineExceeded => (
             "The driver did not answer in time.",
-            "Check the logs of the driver and its back end. If calls take long in normal operation, raise \
-                `timeouts` of the driver in the drivers file.",
+            "Check the logs of the driver and its back end. If calls always take long, raise the driver's \
+                `timeouts` in the drivers file.",
         ),
-        Code::Canceled => ("The call was canceled and is retried.", RETRIED),
-        Code::Unknown => (
-            "The driver failed without a known cause, and the call is retried.",
-            RETRIED,
-        ),
+        Code::Canceled | Code::Unknown => ("The call failed and is retried.", RETRIED),
         Code::Aborted => ("The call conflicted with another one and is retried.", RETRIED),
         Code::NotFound => (
-            "The driver does not find the VM, and the provider looks it up again.",
+            "The driver does not find the VM, which is looked up again.",
             RETRIED,
         ),
         Code::Uninitialized => (
-            "The VM exists and is not initialized, so InitializeMachine is called.",
+            "The VM is not initialized, so InitializeMachine is called.",
             RETRIED,
         ),
     };

@@ -15,12 +15,12 @@ const RUNBOOK: &str = "docs/operate/runbook.md";
 const DESIRED: &str = "Nothing to do";
 
 /// Returns the table of the reasons, with cause, remedy, and a link to the section of the runbook, and the
-/// list of the reasons that need none of these.
+/// list of the reasons that need none of these. Reasons with the same cause and remedy share a row.
 pub(crate) fn table() -> Result<String> {
     let runbook = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(RUNBOOK);
     let runbook = fs::read_to_string(runbook).context(RUNBOOK)?;
     let reasons: Vec<_> = Reason::all().collect();
-    let table = markdown(&["Reason", "Cause", "Remedy"], &rows(&reasons, &runbook)?);
+    let table = markdown(&["Reason", "Cause and remedy"], &rows(&reasons, &runbook)?);
     let desired = desired(&runbook)?;
     Ok(format!(
         "{table}\nNothing is wrong with {}.\n",
@@ -35,15 +35,15 @@ fn desired(runbook: &str) -> Result<Vec<String>> {
     Ok(names.map(|(name, _)| format!("`{name}`")).collect())
 }
 
-/// Returns a row for each reason outside the section [`DESIRED`], sorted by name.
+/// Returns the rows of the reasons outside the section [`DESIRED`], sorted by the first name.
 ///
 /// # Errors
 /// When a reason is in no section of the runbook or in two, or when a section names another word.
-fn rows(reasons: &[Reason], runbook: &str) -> Result<Vec<[String; 3]>> {
+fn rows(reasons: &[Reason], runbook: &str) -> Result<Vec<[String; 2]>> {
     let mut sections = sections(runbook)?;
     let mut reasons = reasons.to_vec();
     reasons.sort_by_key(|reason| reason.name);
-    let mut rows = Vec::new();
+    let mut rows: Vec<[String; 2]> = Vec::new();
     for reason in reasons {
         let name = reason.name;
         let title = sections.remove(name);
@@ -52,11 +52,12 @@ fn rows(reasons: &[Reason], runbook: &str) -> Result<Vec<[String; 3]>> {
             continue;
         }
         let anchor = title.to_lowercase().replace(' ', "-");
-        rows.push([
-            format!("[`{name}`](../operate/runbook.md#{anchor})"),
-            reason.cause.to_owned(),
-            with_commands(reason.remedy.unwrap_or("none")),
-        ]);
+        let link = format!("[`{name}`](../operate/runbook.md#{anchor})");
+        let text = with_commands(&reason.explanation());
+        match rows.iter_mut().find(|known| known[1] == text) {
+            Some(known) => known[0].extend([", ", link.as_str()]),
+            None => rows.push([link, text]),
+        }
     }
     let unknown = sections.first_key_value();
     ensure!(
@@ -106,10 +107,10 @@ mod tests {
     }
 
     #[test]
-    fn table_has_a_row_for_each_reason_that_needs_one() {
+    fn table_has_each_reason_that_needs_a_remedy_once() {
         let table = table().unwrap();
         let (rows, desired) = table.split_once("\n\n").unwrap();
-        let count = rows.lines().count() - 2 + desired.matches(", ").count() + 1;
+        let count = rows.matches("](../operate/runbook.md#").count() + desired.matches(", ").count() + 1;
         assert_eq!(count, Reason::all().count());
         assert!(
             rows.contains("`WaitingForCapacity`") && desired.contains("`Provisioned`"),
@@ -118,10 +119,10 @@ mod tests {
     }
 
     #[test]
-    fn a_row_links_to_the_section_that_names_its_reason() {
+    fn reasons_with_the_same_text_share_a_row_and_link_to_their_section() {
         let rows = rows(&reasons(["B", "A"]), SECTION).unwrap();
-        let link = "[`A`](../operate/runbook.md#it-waits)";
-        assert_eq!(rows[0], [link, "It waits.", "Run: `kubectl get a`"]);
+        let links = "[`A`](../operate/runbook.md#it-waits), [`B`](../operate/runbook.md#it-waits)";
+        assert_eq!(rows, [[links, "It waits. Run: `kubectl get a`"]]);
     }
 
     #[test]
