@@ -41,7 +41,7 @@ generate: ## Write config/crd, config/rbac, config/policy, the roles in config/c
 	sdk/python/generate.sh
 
 .PHONY: record-failures
-record-failures: ## Cause and record every failure of docs/reference/failures.md; then `make generate`.
+record-failures: ## Cause every failure of tests/suite/failures.rs, and record its signs.
 	CAPCMI_RECORD_FAILURES=1 $(CARGO) test --locked --test suite failures:: -- --test-threads=2
 
 .PHONY: check-generated

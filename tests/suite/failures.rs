@@ -1,5 +1,5 @@
-//! Every documented failure is caused. Then kubectl, events, log, metrics and `capcmi describe` must match
-//! `failures/records`. The tables of docs/reference/failures.md are made from the records.
+//! Every failure that operators are likely to see is caused. Then kubectl, events, log, metrics and
+//! `capcmi describe` must match `failures/records`.
 
 mod seen;
 
@@ -17,7 +17,7 @@ use management_cluster::proxy::{Fault, Proxy};
 use management_cluster::{eventually, stand_in};
 use serde_json::json;
 
-use self::seen::{Failure, Kind, Subject, hold_against_records, records};
+use self::seen::{Failure, Kind, Seen, Shown, Subject, hold_against_records, records};
 use crate::support::by_hand::{condition, is_provisioned, says, small};
 use crate::support::fleet::objects;
 use crate::support::provider::{Replica, service_account};
@@ -29,7 +29,7 @@ const DOWN: &str = "on the way down";
 const SHARED: &str = "of InfraClusters and templates";
 const PROVIDER: &str = "of the provider";
 
-/// The failures: name of the record, title and table.
+/// The failures: name of the record, title, and part of the life.
 const FAILURES: [(&str, &str, &str); 37] = [
     ("quota", "The quota is used up", UP),
     ("capacity", "Another machine has found that there is no room", UP),
@@ -114,7 +114,7 @@ const FAILURES: [(&str, &str, &str); 37] = [
     ("api-server", "The API server does not answer", PROVIDER),
 ];
 
-/// A record without a failure would remain in the documentation.
+/// A record without a failure would never be compared.
 #[test]
 fn every_failure_has_a_record_and_every_record_a_failure() -> Result<()> {
     let names: BTreeSet<_> = FAILURES.iter().map(|(name, ..)| format!("{name}.json")).collect();
@@ -124,6 +124,34 @@ fn every_failure_has_a_record_and_every_record_a_failure() -> Result<()> {
         .map(|file| file.map(|file| file.file_name().to_string_lossy().into_owned()))
         .collect();
     assert_eq!(files?, names);
+    Ok(())
+}
+
+#[test]
+fn every_recorded_failure_shows_its_cause_and_next_step() -> Result<()> {
+    for (name, ..) in FAILURES {
+        let text = fs::read_to_string(records().join(format!("{name}.json"))).context(name)?;
+        let seen: Seen = serde_json::from_str(&text).context(name)?;
+        let has_message = |condition: &String| condition.contains(": ");
+        let has_cause = match &seen.kubectl {
+            Shown::Row { message, .. } => !message.is_empty() || seen.conditions.iter().any(has_message),
+            Shown::Gone => !seen.events.is_empty(),
+            Shown::Unanswered => !seen.log.is_empty(),
+        };
+        if seen.when == SHARED {
+            ensure!(
+                seen.next.is_empty(),
+                "{name}: `capcmi describe` has no page for it"
+            );
+            ensure!(has_cause || !seen.events.is_empty(), "{name} has no cause");
+            continue;
+        }
+        ensure!(has_cause, "{name} has no cause");
+        if matches!(seen.kubectl, Shown::Row { .. }) {
+            ensure!(!seen.next.is_empty(), "{name} has no next step");
+            ensure!(!seen.metrics.is_empty(), "{name} has no metric");
+        }
+    }
     Ok(())
 }
 

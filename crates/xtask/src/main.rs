@@ -4,7 +4,6 @@
 mod api;
 mod compliance;
 mod errors;
-mod failures;
 mod flags;
 mod metrics;
 mod profile;
@@ -116,7 +115,6 @@ fn block(name: &str) -> Result<String> {
         "timeouts" => timeouts::table(),
         "reasons" => reasons::table()?,
         "changes of specs" => api::changes(),
-        _ if let Some(when) = name.strip_prefix("failures ") => failures::table(when)?,
         _ if let Some(kind) = name.strip_prefix("fields of ") => api::table(kind)?,
         _ => bail!("unknown block `{name}`"),
     })
@@ -159,7 +157,7 @@ mod tests {
     /// The blocks of these pages would otherwise be lost without notice.
     const PLACES: [(&str, &str); 3] = [
         ("docs/reference/codes.md", "dispositions"),
-        ("docs/reference/failures.md", "failures on the way up"),
+        ("docs/reference/reasons.md", "reasons"),
         ("docs/internals/compliance.md", "conformance summary"),
     ];
 

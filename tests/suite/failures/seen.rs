@@ -1,5 +1,5 @@
 //! The visible signs of a failure, without parts that differ in each run. They are compared with the records
-//! in the repository. The tables of docs/reference/failures.md are made from the records.
+//! in the repository.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -27,7 +27,7 @@ const RECORD: &str = "CAPCMI_RECORD_FAILURES";
 pub struct Seen {
     /// The failure in an operator's words.
     pub failure: String,
-    /// The table of the failure.
+    /// The part of a machine's life, or the kind of object.
     pub when: String,
     /// The columns of `kubectl get -o wide`.
     pub kubectl: Shown,
@@ -153,7 +153,7 @@ pub async fn hold_against_records(world: &World, provider: &Replica, failures: &
         .iter()
         .map(|failure| Ok((*failure, failure.recorded()?)))
         .collect::<Result<_>>()?;
-    let what = "what is recorded to be seen; if it has changed on purpose, `make record-failures generate`";
+    let what = "what is recorded to be seen; if it has changed on purpose, `make record-failures`";
     eventually(DEADLINE, what, async || {
         let left: Vec<_> = pending.iter().map(|(failure, _)| *failure).collect();
         let seen = look(world, provider, &left).await?;
