@@ -9,10 +9,10 @@ use capcmi::api::v1alpha1::SPEC_CHANGES;
 
 /// The place in a template below which the fields are those of another kind.
 const TEMPLATED: &str = "spec.template";
-/// The fields that every object has.
-const ROOTS: [&str; 2] = ["spec", "status"];
 /// The list of conditions, which are the same in every Kubernetes object.
 const CONDITIONS: &str = "status.conditions";
+/// The fields of every kind, which the page explains once.
+const OF_EVERY_KIND: [&str; 4] = ["spec", "status", CONDITIONS, "status.observedGeneration"];
 
 /// A field of a kind.
 struct Field<'a> {
@@ -22,14 +22,14 @@ struct Field<'a> {
 }
 
 impl Field<'_> {
-    /// Whether a row would repeat the text of the page.
+    /// Whether a row would repeat the text of the page or of the rows below.
     fn is_described_elsewhere(&self) -> bool {
-        let is_plain_root = ROOTS.contains(&self.path.as_str()) && rules(self.schema).is_empty();
-        is_plain_root || self.path == TEMPLATED
+        let is_group = self.path.starts_with("status.") && !self.schema["properties"].is_null();
+        is_group || self.path == TEMPLATED || OF_EVERY_KIND.contains(&self.path.as_str())
     }
 }
 
-/// Returns every field of a kind, with the facts in its schema.
+/// Returns every field of a kind, with the facts in its schema and the effect of a change.
 pub(crate) fn table(kind: &str) -> Result<String> {
     let definitions = manifests::definitions()?;
     let definition = definitions
@@ -39,24 +39,23 @@ pub(crate) fn table(kind: &str) -> Result<String> {
     let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     let mut fields = Vec::new();
     collect("", schema, &mut fields);
+    let templated = SPEC_CHANGES
+        .iter()
+        .filter(|change| change.kind == kind && change.field.starts_with(TEMPLATED))
+        .map(|change| {
+            [
+                format!("`{}`", change.field),
+                "object".to_owned(),
+                change.effect.to_owned(),
+            ]
+        });
     let rows: Vec<_> = fields
         .iter()
         .filter(|field| !field.is_described_elsewhere())
-        .map(row)
+        .map(|field| row(kind, field))
+        .chain(templated)
         .collect();
-    Ok(markdown(&["Field", "Type", "Limits", "Meaning"], &rows))
-}
-
-/// Returns when the fields of the specs may change, and the effects.
-pub(crate) fn changes() -> String {
-    let rows: Vec<_> = SPEC_CHANGES
-        .iter()
-        .map(|change| {
-            let field = format!("`{}`", change.field);
-            [change.kind, &field, change.when, change.effect].map(str::to_owned)
-        })
-        .collect();
-    markdown(&["Kind", "Field", "Changeable", "Effect of a change"], &rows)
+    Ok(markdown(&["Field", "Type", "Meaning"], &rows))
 }
 
 /// Collects the fields below one, in the order of their names, except below fields that are described
@@ -85,20 +84,20 @@ fn collect<'a>(path: &str, schema: &'a Value, fields: &mut Vec<Field<'a>>) {
     }
 }
 
-fn row(field: &Field) -> [String; 4] {
+fn row(kind: &str, field: &Field) -> [String; 3] {
     let schema = field.schema;
-    let mut limits = limits(schema);
-    if field.is_required {
-        limits.insert(0, "required".to_owned());
+    let mut facts = vec![type_of(schema)];
+    // Nobody but the provider writes a status, so its limits are not a reader's concern.
+    if !field.path.starts_with("status.") {
+        facts.extend(field.is_required.then(|| "required".to_owned()));
+        facts.extend(limits(schema));
     }
-    let mut meaning = vec![schema["description"].as_str().unwrap_or_default().to_owned()];
-    meaning.extend(rules(schema));
-    [
-        format!("`{}`", field.path),
-        type_of(schema),
-        limits.join("; "),
-        meaning.join(" "),
-    ]
+    facts.extend(values(schema));
+    let mut meaning = vec![schema["description"].as_str().unwrap_or_default()];
+    let changes = SPEC_CHANGES.iter();
+    let changes = changes.filter(|change| change.kind == kind && change.field == field.path);
+    meaning.extend(changes.map(|change| change.effect));
+    [format!("`{}`", field.path), facts.join(", "), meaning.join(" ")]
 }
 
 fn type_of(schema: &Value) -> String {
@@ -118,10 +117,6 @@ fn type_of(schema: &Value) -> String {
 }
 
 fn limits(schema: &Value) -> Vec<String> {
-    // A time has a fixed format, so its maximum length is irrelevant.
-    if schema["format"] == "date-time" {
-        return Vec::new();
-    }
     let mut limits = Vec::new();
     for (least, most, what) in [
         ("minLength", "maxLength", " characters"),
@@ -137,10 +132,6 @@ fn limits(schema: &Value) -> Vec<String> {
             (None, None) => None,
         });
     }
-    if let Some(values) = schema["enum"].as_array() {
-        let values: Vec<_> = values.iter().filter_map(Value::as_str).collect();
-        limits.push(format!("one of `{}`", values.join("`, `")));
-    }
     limits.extend(schema["pattern"].as_str().map(|pattern| format!("`{pattern}`")));
     match &schema["default"] {
         Value::Null => {}
@@ -149,13 +140,10 @@ fn limits(schema: &Value) -> Vec<String> {
     limits
 }
 
-fn rules(schema: &Value) -> Vec<String> {
-    let rules = schema["x-kubernetes-validations"].as_array();
-    rules
-        .into_iter()
-        .flatten()
-        .filter_map(|rule| Some(format!("Rule: {}.", rule["message"].as_str()?)))
-        .collect()
+fn values(schema: &Value) -> Option<String> {
+    let values = schema["enum"].as_array()?;
+    let values: Vec<_> = values.iter().filter_map(Value::as_str).collect();
+    Some(format!("one of `{}`", values.join("`, `")))
 }
 
 #[cfg(test)]
@@ -171,16 +159,27 @@ mod tests {
         };
         let name = row("spec.secretRef.name");
         assert!(
-            name.starts_with("| `spec.secretRef.name` | string | required; 1–253 characters; `^[a-z0-9]")
-                && name.ends_with("| Name of the Secret. |"),
+            name.starts_with("| `spec.secretRef.name` | string, required, 1–253 characters, `^[a-z0-9]")
+                && name.contains("| Name of the Secret. A change "),
             "{name}"
         );
-        assert!(row("status.addresses").contains("| []object | at most 256 items |"));
-        assert!(row("status.initialization").contains("| not empty |"));
+        assert!(row("spec.creationTimeoutSeconds").contains("| integer, 1–86400 |"));
+        assert!(row("status.addresses").contains("| []object |"));
         assert!(row("status.addresses[].type").contains("one of `Hostname`, `ExternalIP`"));
-        assert!(row("spec").contains("Rule: spec.providerID is immutable."));
-        assert!(row("status.lastOperation.attempts").contains("at least 0; default `0`"));
-        assert!(row("status.lastOperation.nextRetryTime").contains("| time (RFC 3339) |  |"));
+        assert!(row("status.lastOperation.nextRetryTime").contains("| time (RFC 3339) |"));
+    }
+
+    #[test]
+    fn a_template_says_what_a_change_of_it_does() {
+        for kind in ["InfraMachineTemplate", "InfraClusterTemplate"] {
+            let table = table(kind).unwrap();
+            for row in [
+                "| `spec.template.spec` | object | A policy",
+                "| `spec.template.metadata` | object | A change",
+            ] {
+                assert!(table.contains(row), "{kind}: {table}");
+            }
+        }
     }
 
     #[test]

@@ -111,7 +111,6 @@ fn block(name: &str) -> Result<String> {
         "metrics" => metrics::table(),
         "timeouts" => timeouts::table(),
         "reasons" => reasons::table()?,
-        "changes of specs" => api::changes(),
         _ if let Some(kind) = name.strip_prefix("fields of ") => api::table(kind)?,
         _ => bail!("unknown block `{name}`"),
     })
