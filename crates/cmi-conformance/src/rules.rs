@@ -165,6 +165,10 @@ pub(crate) fn levels(source: Level, provider: Option<Level>) -> String {
     }
 }
 
+/// Why no case proves the rules about start and output of the program.
+const STARTS: &str = "calls do not reveal how the program starts or what it prints; `capcmi driver serve` \
+    has its own tests";
+
 /// Every rule, in the order of the specifications.
 pub fn all() -> impl Iterator<Item = &'static Rule> {
     [

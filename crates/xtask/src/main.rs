@@ -100,7 +100,6 @@ fn block(name: &str) -> Result<String> {
         "rules of the driver contract" => compliance::table(Rows::Prose(&["DRV", "OPS"])),
         "error codes of the driver contract" => compliance::table(Rows::Codes("DRV")),
         "rules of the interface" => compliance::table(Rows::Prose(&["CMI"])),
-        "error codes of the interface" => compliance::table(Rows::Codes("PLG")),
         "rules of initialization" => compliance::table(Rows::Prose(&["INI", "UPD"])),
         "rules of this provider" => compliance::table(Rows::Prose(&["CAP"])),
         "dispositions" => errors::dispositions(),

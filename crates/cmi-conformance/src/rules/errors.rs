@@ -9,7 +9,8 @@ macro_rules! errors {
         "CR-00" Must "CreateMachine answers OK on success";
         "CR-01" Must "CreateMachine answers CANCELLED or nothing after a cancellation, and can be repeated";
         "CR-02" Must "CreateMachine answers UNKNOWN for errors without another code";
-        "CR-03" Must "CreateMachine answers INVALID_ARGUMENT with an explanation if the request is invalid";
+        "CR-03" Must "CreateMachine answers INVALID_ARGUMENT with an explanation if a field is missing \
+            or invalid";
         "CR-04" Must "CreateMachine answers DEADLINE_EXCEEDED after its deadline, and can be repeated";
         "CR-06" Must "CreateMachine answers ALREADY_EXISTS if the VM of this name does not match";
         "CR-07" Must "CreateMachine answers PERMISSION_DENIED if the credentials lack the permission";
@@ -24,7 +25,8 @@ macro_rules! errors {
         "DE-00" Must "DeleteMachine answers OK on success";
         "DE-01" Must "DeleteMachine answers CANCELLED or nothing after a cancellation, and can be repeated";
         "DE-02" Must "DeleteMachine answers UNKNOWN for errors without another code";
-        "DE-03" Must "DeleteMachine answers INVALID_ARGUMENT with an explanation if the request is invalid";
+        "DE-03" Must "DeleteMachine answers INVALID_ARGUMENT with an explanation if a field is missing \
+            or invalid";
         "DE-04" Must "DeleteMachine answers DEADLINE_EXCEEDED after its deadline, and can be repeated";
         "DE-07" Must "DeleteMachine answers PERMISSION_DENIED if the credentials lack the permission";
         "DE-09" Must "DeleteMachine answers FAILED_PRECONDITION if the VM is in an invalid state";
@@ -38,7 +40,7 @@ macro_rules! errors {
             cancellation, and can be repeated";
         "GS-02" Must "GetMachineStatus answers UNKNOWN for errors without another code";
         "GS-03" Must "GetMachineStatus answers INVALID_ARGUMENT with an explanation \
-            if the request is invalid";
+            if a field is missing or invalid";
         "GS-04" Must "GetMachineStatus answers DEADLINE_EXCEEDED after its deadline, and can be repeated";
         "GS-05" Must "GetMachineStatus answers NOT_FOUND if the VM does not exist";
         "GS-07" Must "GetMachineStatus answers PERMISSION_DENIED if the credentials lack the permission";
@@ -52,7 +54,8 @@ macro_rules! errors {
         "LM-00" Must "ListMachines answers OK on success";
         "LM-01" Must "ListMachines answers CANCELLED or nothing after a cancellation, and can be repeated";
         "LM-02" Must "ListMachines answers UNKNOWN for errors without another code";
-        "LM-03" Must "ListMachines answers INVALID_ARGUMENT with an explanation if the request is invalid";
+        "LM-03" Must "ListMachines answers INVALID_ARGUMENT with an explanation if a field is missing \
+            or invalid";
         "LM-04" Must "ListMachines answers DEADLINE_EXCEEDED after its deadline, and can be repeated";
         "LM-07" Must "ListMachines answers PERMISSION_DENIED if the credentials lack the permission";
         "LM-12" Must "ListMachines answers UNIMPLEMENTED if and only if not offered";
@@ -62,7 +65,8 @@ macro_rules! errors {
         "GV-00" $level "GetVolumeIDs answers OK on success";
         "GV-01" $level "GetVolumeIDs answers CANCELLED or nothing after a cancellation, and can be repeated";
         "GV-02" $level "GetVolumeIDs answers UNKNOWN for errors without another code";
-        "GV-03" $level "GetVolumeIDs answers INVALID_ARGUMENT with an explanation if the request is invalid";
+        "GV-03" $level "GetVolumeIDs answers INVALID_ARGUMENT with an explanation if a field is missing \
+            or invalid";
         "GV-04" $level "GetVolumeIDs answers DEADLINE_EXCEEDED after its deadline, and can be repeated";
         "GV-12" $level "GetVolumeIDs answers UNIMPLEMENTED if and only if not offered";
         "GV-13" $level "GetVolumeIDs answers INTERNAL if an invariant of the back end is broken";
@@ -73,10 +77,11 @@ macro_rules! errors {
 pub(super) const DRIVER: &[Rule] = errors!("DRV-", volumes: Said, shut_down: {});
 
 pub(super) const PLUGIN: &[Rule] = errors!("PLG-", volumes: Must, shut_down: {
-    "SD-00" Must "ShutDownMachine answers OK if the guest has stopped or accepted the request";
+    "SD-00" Must "ShutDownMachine answers OK on success";
     "SD-01" Must "ShutDownMachine answers CANCELLED or nothing after a cancellation, and can be repeated";
     "SD-02" Must "ShutDownMachine answers UNKNOWN for errors without another code";
-    "SD-03" Must "ShutDownMachine answers INVALID_ARGUMENT with an explanation if the request is invalid";
+    "SD-03" Must "ShutDownMachine answers INVALID_ARGUMENT with an explanation if a field is missing \
+            or invalid";
     "SD-04" Must "ShutDownMachine answers DEADLINE_EXCEEDED after its deadline, and can be repeated";
     "SD-07" Must "ShutDownMachine answers PERMISSION_DENIED if the credentials lack the permission";
     "SD-09" Must "ShutDownMachine answers FAILED_PRECONDITION if the VM is in an invalid state";
