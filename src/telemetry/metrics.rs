@@ -197,11 +197,8 @@ impl Metrics {
     }
 
     fn register_reconciles(&mut self) {
-        self.registry.register(
-            "reconcile",
-            "Reconciles by controller and result",
-            self.reconciles.clone(),
-        );
+        self.registry
+            .register("reconcile", "Reconciles", self.reconciles.clone());
         self.registry.register_with_unit(
             "reconcile_time",
             "Duration of reconciles",
@@ -219,11 +216,8 @@ impl Metrics {
     }
 
     fn register_driver(&mut self) {
-        self.registry.register(
-            "driver_calls",
-            "Driver calls by operation and machine code (`OK` on success)",
-            self.calls.clone(),
-        );
+        self.registry
+            .register("driver_calls", "Driver calls", self.calls.clone());
         self.registry.register_with_unit(
             "driver_call_duration",
             "Duration of driver calls",
@@ -253,8 +247,7 @@ impl Metrics {
         );
         self.registry.register(
             "admission_policies_in_force",
-            "1 if the last check found the admission policies that guard identities in force, else 0; only \
-                the leader checks",
+            "1 if the last check found the admission policies in force, else 0; only the leader checks",
             self.admission_policies_in_force.clone(),
         );
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);

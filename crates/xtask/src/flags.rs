@@ -18,7 +18,7 @@ pub(crate) fn table(mut cli: Command, path: &str) -> String {
         .filter(documented)
         .map(row)
         .collect();
-    markdown(&["Flag", "Default", "Meaning"], &rows)
+    markdown(&["Flag (default)", "Meaning"], &rows)
 }
 
 fn find<'c>(cli: &'c Command, path: &str) -> Option<&'c Command> {
@@ -26,23 +26,20 @@ fn find<'c>(cli: &'c Command, path: &str) -> Option<&'c Command> {
         .try_fold(cli, |command, name| command.find_subcommand(name))
 }
 
-fn row(flag: &Arg) -> [String; 3] {
+fn row(flag: &Arg) -> [String; 2] {
     let long = flag.get_long().unwrap_or_default();
     let value = flag
         .get_value_names()
         .filter(|_| flag.get_action().takes_values())
         .and_then(|names| names.first());
-    let written = value.map_or_else(|| format!("`--{long}`"), |value| format!("`--{long}={value}`"));
-    let default: Vec<_> = flag
-        .get_default_values()
-        .iter()
-        .filter(|value| !value.is_empty())
-        .map(|value| format!("`{}`", value.to_string_lossy()))
-        .collect();
+    let mut written = value.map_or_else(|| format!("`--{long}`"), |value| format!("`--{long}={value}`"));
+    for default in flag.get_default_values().iter().filter(|value| !value.is_empty()) {
+        written.extend([" (`", default.to_string_lossy().as_ref(), "`)"]);
+    }
     let help = flag.get_help().map(ToString::to_string).unwrap_or_default();
     let meaning = match flag.get_env() {
         Some(variable) => format!("{help}. Variable: `{}`", variable.to_string_lossy()),
         None => help,
     };
-    [written, default.join(" "), meaning]
+    [written, meaning]
 }

@@ -30,15 +30,14 @@ pub(crate) fn table() -> String {
                 _ => "",
             };
             let labels = labels(&text, &format!("{name}{suffix}"));
+            let by = if labels.is_empty() { "" } else { " by " };
             [
-                format!("`{name}{suffix}`"),
-                kind,
-                labels,
+                format!("`{name}{suffix}`{by}{labels}"),
                 help.trim_end_matches('.').to_owned(),
             ]
         })
         .collect();
-    markdown(&["Metric", "Type", "Labels", "Meaning"], &rows)
+    markdown(&["Metric and labels", "Meaning"], &rows)
 }
 
 /// Returns the labels of a metric, from the line that has the most.
@@ -92,4 +91,28 @@ fn sample() -> Metrics {
         [(("namespace".to_owned(), OrphanReason::Orphan), 1)].into(),
     );
     metrics
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The page names the types by these endings.
+    #[test]
+    fn the_name_of_a_metric_shows_its_type() {
+        let text = sample().encode();
+        let types = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+        let types: Vec<_> = types.collect();
+        assert!(types.len() > 10, "{text}");
+        for (name, kind) in types {
+            let is_histogram = name.ends_with("_seconds");
+            assert_eq!(kind == "histogram", is_histogram, "{name} is a {kind}");
+            assert!(
+                ["counter", "histogram", "info", "gauge"].contains(&kind),
+                "{name} is a {kind}"
+            );
+        }
+    }
 }

@@ -34,15 +34,14 @@ pub(super) struct RunArgs {
     /// Kubeconfig. Default: KUBECONFIG, ~/.kube/config or the pod's service account.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Use HTTP/2 to the API server if available, on few connections; otherwise HTTP/1.1.
+    /// Use HTTP/2 to the API server if available; otherwise HTTP/1.1.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true,
           default_value_t = true, default_missing_value = "true", value_name = "BOOL")]
     kube_api_http2: bool,
     /// Watch only this namespace. Default: all namespaces.
     #[arg(long, value_name = "NAMESPACE", default_value = "", hide_default_value = true)]
     namespace: String,
-    /// Watch only InfraMachines, InfraMachineTemplates, InfraClusters and InfraMachineRemediations whose
-    /// label cluster.x-k8s.io/watch-filter has this value.
+    /// Watch only objects of the provider whose label cluster.x-k8s.io/watch-filter has this value.
     #[arg(long, value_name = "VALUE", default_value = "", hide_default_value = true)]
     watch_filter: String,
     #[command(flatten)]
@@ -64,7 +63,7 @@ struct ElectionArgs {
     #[arg(long = "leader-elect", action = ArgAction::Set, num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
     wanted: bool,
-    /// Time until another replica may take over from a leader that stopped renewing the Lease.
+    /// Time until another replica may replace a leader that stopped renewing the Lease.
     // A follower reads the Lease at intervals of the retry period and up to a fifth more. It counts from when
     // it saw the last renewal. With these times, a killed leader is replaced within 14 s.
     #[arg(long = "leader-elect-lease-duration", value_parser = duration::parse, default_value = "10s",
@@ -108,8 +107,8 @@ struct ServerArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Updates in place")]
 struct RuntimeExtensionArgs {
-    /// Address of the Runtime Extension for updates in place of MachineDeployments and control planes, over
-    /// HTTPS. Default: not served. Requires config/components/in-place-updates.
+    /// Address of the Runtime Extension for updates in place, over HTTPS. Default: not served. Requires
+    /// config/components/in-place-updates.
     #[arg(
         id = "runtime_extension_address",
         long = "runtime-extension-address",
@@ -137,31 +136,29 @@ struct WorkArgs {
     /// (maxConcurrentCalls).
     #[arg(long, default_value = "32", value_name = "NUMBER")]
     inframachine_concurrency: NonZeroU16,
-    /// Number of InfraMachineTemplates that are reconciled concurrently, in addition to those in a driver
-    /// call.
+    /// As --inframachine-concurrency, for InfraMachineTemplates.
     #[arg(long, default_value = "4", value_name = "NUMBER")]
     inframachinetemplate_concurrency: NonZeroU16,
-    /// Number of InfraClusters that are reconciled concurrently, in addition to those in a driver call.
+    /// As --inframachine-concurrency, for InfraClusters.
     #[arg(long, default_value = "8", value_name = "NUMBER")]
     infracluster_concurrency: NonZeroU16,
     /// Interval between lists of the VMs of a driver and class, which detect VMs that vanished.
     #[arg(long, value_parser = duration::parse, default_value = "1m", value_name = "TIME")]
     inventory_interval: Duration,
-    /// Number of machines up to which the VMs of a driver are looked up one by one every 10 minutes, if its
-    /// lists have no addresses and power states. 0 turns these look-ups off.
+    /// Number of machines of a driver up to which each VM is looked up every 10 minutes, if lists have no
+    /// addresses and power states. 0: never.
     #[arg(long, default_value = "1000", value_name = "NUMBER")]
     max_refreshed_machines: usize,
-    /// Time that a driver must be unreachable, or reachable again, before InfraClusters and running machines
-    /// report it.
+    /// Time until InfraClusters and running machines report that a driver is unreachable, or reachable again.
     #[arg(long, value_parser = duration::parse, default_value = "1m", value_name = "TIME")]
     driver_unreachable_grace: Duration,
-    /// Restart the VMs of unhealthy Machines as InfraMachineRemediations specify, and let the Machines be
-    /// replaced if restarts do not help. Requires config/components/remediation.
+    /// Restart the VMs of unhealthy Machines as InfraMachineRemediations specify. Requires
+    /// config/components/remediation.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
     enable_remediation: bool,
-    /// When a Machine is deleted, evict the pods with volumes of its Node one at a time, if it has the
-    /// annotation infrastructure.capcmi.io/volume-drain. Requires config/components/volume-drain.
+    /// Evict pods with volumes one at a time when a Machine with the annotation
+    /// infrastructure.capcmi.io/volume-drain is deleted. Requires config/components/volume-drain.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true,
           default_value_t = false, default_missing_value = "true", value_name = "BOOL")]
     enable_volume_drain: bool,
@@ -175,12 +172,11 @@ struct WorkArgs {
 /// Flags for VMs without an InfraMachine.
 #[derive(Debug, Args)]
 struct OrphanArgs {
-    /// Handling of VMs without an InfraMachine: `report` them, or also `delete` those whose InfraMachine this
-    /// process saw being deleted.
+    /// VMs without an InfraMachine: `report` them, or also `delete` those whose InfraMachine this process saw
+    /// being deleted.
     #[arg(long, value_enum, default_value_t = Orphans::Report, value_name = "MODE")]
     orphans: Orphans,
-    /// Interval between scans for orphans. A scan makes one list call for each driver and class, at most 512
-    /// for a driver.
+    /// Interval between scans for orphans: one list call for each class, at most 512 for a driver.
     #[arg(long, value_parser = duration::parse, default_value = "10m", value_name = "TIME")]
     orphans_interval: Duration,
     /// Minimum age of a VM that is deleted as an orphan.

@@ -55,7 +55,7 @@ pub(super) fn machines(machines: &Machines, mut encoder: DescriptorEncoder<'_>) 
     let Some(count) = machines.get() else {
         return Ok(());
     };
-    let help = "InfraMachines by phase, driver, namespace and reason";
+    let help = "InfraMachines";
     let mut family = encoder.encode_descriptor("machines", help, None, MetricType::Gauge)?;
     // A phase without machines is shown as well: a missing series is not zero.
     for phase in MachinePhase::ALL {
