@@ -27,7 +27,7 @@ LONGEST, SHORTEST = 32, 4
 CODE_FOLDERS = ("src", "crates", "drivers", "examples", "benches", "tests", "fuzz")
 MESSAGE_FOLDERS = ("src", "crates", "drivers", "sdk")
 # Go programs below crates are built from their sources, so that a new comment would rebuild them.
-CODE = ((".rs", CODE_FOLDERS), (".go", ("examples", "sdk")))
+CODE = ((".rs", CODE_FOLDERS), (".go", ("drivers", "examples", "sdk")))
 # Folders of generated and foreign files.
 SKIPPED = {"gen", "target", "out", "node_modules", ".git", ".venv"}
 

@@ -600,7 +600,11 @@ fn a_driver_of_its_own_knows_the_contract_and_the_wire_alone() {
     let read = |path: &Path| fs::read_to_string(path).unwrap();
     let mut seen = 0;
     for driver in fs::read_dir(root.join("drivers")).unwrap() {
-        let manifest = read(&driver.unwrap().path().join("Cargo.toml"));
+        let manifest = driver.unwrap().path().join("Cargo.toml");
+        if !manifest.exists() {
+            continue; // a driver in Go
+        }
+        let manifest = read(&manifest);
         // The end-to-end test may use more.
         let (program, _tests) = manifest.split_once("[dev-dependencies]").unwrap();
         assert_eq!(

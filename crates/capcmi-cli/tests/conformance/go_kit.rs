@@ -1,4 +1,4 @@
-//! The kit for drivers in Go, `sdk/go`, under the whole suite.
+//! The kit for drivers in Go, `sdk/go`, and the vSphere driver on it, under the whole suite.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -122,4 +122,11 @@ async fn go_test_fails_for_a_broken_driver() -> Result<()> {
         "{output}"
     );
     Ok(())
+}
+
+/// The back end is govmomi's simulator of vCenter.
+#[tokio::test]
+async fn the_vsphere_driver_reaches_the_verdict_full() -> Result<()> {
+    let arguments = ["test", "-count=1", "-v", "-run=TestConformance", "."];
+    reaches_full(&go(&repository().join("drivers/vsphere"), &arguments).await?)
 }

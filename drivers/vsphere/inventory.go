@@ -1,0 +1,298 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/vmware/govmomi/object"
+	"github.com/vmware/govmomi/property"
+	"github.com/vmware/govmomi/view"
+	"github.com/vmware/govmomi/vim25"
+	"github.com/vmware/govmomi/vim25/methods"
+	"github.com/vmware/govmomi/vim25/soap"
+	"github.com/vmware/govmomi/vim25/types"
+
+	"github.com/capcmi/cluster-api-provider-cmi/sdk/go/cmi"
+)
+
+const vmType = "VirtualMachine"
+
+// Properties of a VM. Single keys of the extra configuration: the whole of it holds the bootstrap data.
+var (
+	nameProperty        = "name"
+	biosProperty        = "config.uuid"
+	instanceProperty    = "config.instanceUuid"
+	createdProperty     = "config.createDate"
+	powerProperty       = "runtime.powerState"
+	hostNameProperty    = "guest.hostName"
+	netProperty         = "guest.net"
+	recordProperty      = extraProperty(recordKey)
+	initializedProperty = extraProperty(initializedKey)
+
+	vmProperties = []string{
+		nameProperty, biosProperty, instanceProperty, createdProperty, powerProperty, hostNameProperty, netProperty,
+		recordProperty, initializedProperty,
+	}
+)
+
+func extraProperty(key string) string { return `config.extraConfig["` + key + `"]` }
+
+// Find asks vCenter's index for the instance UUID, in all folders, and for the VM's name in its folder. The second one
+// also finds a VM that vCenter is still cloning, and one whose UUID vCenter has changed.
+func (b *backend) Find(ctx context.Context, id cmi.Identity, s spec) ([]*cmi.VM, error) {
+	v, err := b.vcenter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var vms []*cmi.VM
+	err = v.do(ctx, func(ctx context.Context, client *vim25.Client) error {
+		refs, err := b.search(ctx, client, id, s)
+		if err != nil || len(refs) == 0 {
+			return err
+		}
+		vms, err = describe(ctx, client, refs)
+		return err
+	})
+	if err != nil {
+		return nil, explain(err, "look up the VM of "+id.Name)
+	}
+	var found []*cmi.VM
+	for _, vm := range vms {
+		if vm.Name == id.Name && vm.Tags[cmi.ClusterTag] == id.Cluster {
+			found = append(found, vm)
+		}
+	}
+	return found, nil
+}
+
+func (b *backend) search(
+	ctx context.Context, client *vim25.Client, id cmi.Identity, s spec,
+) ([]types.ManagedObjectReference, error) {
+	index := *client.ServiceContent.SearchIndex
+	byID, err := methods.FindAllByUuid(ctx, client, &types.FindAllByUuid{
+		This: index, Uuid: instanceID(id.Cluster, id.Name), VmSearch: true, InstanceUuid: types.NewBool(true),
+	})
+	if err != nil {
+		return nil, err
+	}
+	refs := byID.Returnval
+	// A failure domain may have been removed since: the VM has to be found anyway.
+	where, err := b.placement(s)
+	if err != nil || where.Datacenter == "" {
+		return refs, nil
+	}
+	named, err := find(ctx, client, where.path(vmFolder, where.Folder, vmName(id)))
+	if err != nil || named == nil {
+		return refs, err
+	}
+	for _, ref := range refs {
+		if ref == *named {
+			return refs, nil
+		}
+	}
+	return append(refs, *named), nil
+}
+
+// find returns the object at an inventory path, or nil.
+func find(ctx context.Context, client *vim25.Client, path string) (*types.ManagedObjectReference, error) {
+	found, err := methods.FindByInventoryPath(ctx, client, &types.FindByInventoryPath{
+		This: *client.ServiceContent.SearchIndex, InventoryPath: path,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return found.Returnval, nil
+}
+
+// describe reads VMs, and leaves out those without a record. VMs that are deleted in the meantime are left out, too.
+func describe(ctx context.Context, client *vim25.Client, refs []types.ManagedObjectReference) ([]*cmi.VM, error) {
+	var vms []*cmi.VM
+	for _, ref := range refs {
+		var content []types.ObjectContent
+		err := property.DefaultCollector(client).RetrieveOne(ctx, ref, vmProperties, &content)
+		if isGone(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, read := range content {
+			if err := refused(read); err != nil {
+				return nil, err
+			}
+			vm, err := toVM(read)
+			if err != nil {
+				return nil, err
+			}
+			if vm != nil {
+				vms = append(vms, vm)
+			}
+		}
+	}
+	return vms, nil
+}
+
+// refused returns why vCenter kept a property back.
+func refused(content types.ObjectContent) error {
+	for _, missing := range content.MissingSet {
+		if err := soap.WrapVimFault(missing.Fault.Fault); !is[*types.InvalidProperty](err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// List reads all VMs that the user sees, in one pass of vCenter's property collector.
+func (b *backend) List(ctx context.Context, cluster string, _ spec) ([]*cmi.VM, error) {
+	v, err := b.vcenter(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var content []types.ObjectContent
+	err = v.do(ctx, func(ctx context.Context, client *vim25.Client) error {
+		content = nil
+		root := client.ServiceContent.RootFolder
+		all, err := view.NewManager(client).CreateContainerView(ctx, root, []string{vmType}, true)
+		if err != nil {
+			return err
+		}
+		if err = all.Retrieve(ctx, []string{vmType}, vmProperties, &content); err != nil {
+			return err
+		}
+		return all.Destroy(ctx)
+	})
+	if err != nil {
+		return nil, explain(err, "list VMs")
+	}
+	var vms []*cmi.VM
+	for _, read := range content {
+		if refused(read) != nil {
+			continue // a VM that the user may not read was not made by this driver
+		}
+		vm, err := toVM(read)
+		if isUnready(err) {
+			continue // the next list has it
+		}
+		if err != nil {
+			return nil, err
+		}
+		if vm != nil && vm.Tags[cmi.ClusterTag] == cluster {
+			vms = append(vms, vm)
+		}
+	}
+	return vms, nil
+}
+
+// native is the driver's part of a [cmi.VM].
+type native struct {
+	ref    types.ManagedObjectReference
+	record record
+	on     bool
+}
+
+// toVM returns the VM of a machine, or nil for another VM.
+func toVM(content types.ObjectContent) (*cmi.VM, error) {
+	values := make(map[string]any, len(content.PropSet))
+	for _, read := range content.PropSet {
+		values[read.Name] = read.Val
+	}
+	name, _ := values[nameProperty].(string)
+	bios, _ := values[biosProperty].(string)
+	instance, _ := values[instanceProperty].(string)
+	if bios == "" {
+		return nil, unready(name)
+	}
+	text := extraValue(values[recordProperty])
+	if text == "" {
+		return nil, nil
+	}
+	var read record
+	if err := json.Unmarshal([]byte(text), &read); err != nil {
+		return nil, cmi.Internal("the VM %s has a broken record in %s", name, recordKey).Because(err)
+	}
+	if read.isCopy(name, instance) {
+		return nil, nil
+	}
+	power, _ := values[powerProperty].(types.VirtualMachinePowerState)
+	vm := &cmi.VM{
+		ID:        "vsphere://" + strings.ToLower(bios),
+		Name:      read.Name,
+		Tags:      read.Tags,
+		Zone:      read.Zone,
+		Power:     powerOf(power),
+		Addresses: addressesOf(values),
+		Native:    native{content.Obj, read, power == types.VirtualMachinePowerStatePoweredOn},
+	}
+	if created, ok := values[createdProperty].(time.Time); ok {
+		vm.CreatedAt = created
+	}
+	if extraValue(values[initializedProperty]) == "" {
+		vm.Uninitialized = "it has not been started"
+	}
+	return vm, nil
+}
+
+// extraValue returns the value of a key of the extra configuration.
+func extraValue(value any) string {
+	switch found := value.(type) {
+	case types.OptionValue:
+		text, _ := found.Value.(string)
+		return text
+	case types.BaseOptionValue:
+		text, _ := found.GetOptionValue().Value.(string)
+		return text
+	}
+	return ""
+}
+
+func powerOf(state types.VirtualMachinePowerState) cmi.Power {
+	switch state {
+	case types.VirtualMachinePowerStatePoweredOn:
+		return cmi.Running
+	case types.VirtualMachinePowerStatePoweredOff, types.VirtualMachinePowerStateSuspended:
+		return cmi.Stopped
+	}
+	return cmi.PowerUnknown
+}
+
+// An adapter of the guest alone, such as a bridge of a container network, has this number.
+const noDevice = -1
+
+// addressesOf returns the addresses that VMware Tools reports for the VM's network adapters.
+func addressesOf(values map[string]any) []cmi.Address {
+	var addresses []cmi.Address
+	adapters, _ := values[netProperty].(types.ArrayOfGuestNicInfo)
+	for _, adapter := range adapters.GuestNicInfo {
+		if adapter.DeviceConfigId == noDevice {
+			continue
+		}
+		for _, text := range adapter.IpAddress {
+			address, err := netip.ParseAddr(text)
+			if err == nil && address.IsGlobalUnicast() {
+				addresses = append(addresses, cmi.Address{Type: cmi.InternalIP, Text: text})
+			}
+		}
+	}
+	if host, _ := values[hostNameProperty].(string); host != "" {
+		addresses = append(addresses, cmi.Address{Type: cmi.HostName, Text: host})
+	}
+	return addresses
+}
+
+// virtualMachine returns the VM that Find has returned.
+func virtualMachine(client *vim25.Client, vm *cmi.VM) *object.VirtualMachine {
+	return object.NewVirtualMachine(client, vm.Native.(native).ref)
+}
+
+// errUnready is about a VM whose configuration vCenter does not know: it is being made, or its host is away.
+var errUnready = errors.New("the configuration of the VM is not known")
+
+func isUnready(err error) bool { return errors.Is(err, errUnready) }
+
+func unready(name string) error {
+	return cmi.Busy("the VM %s is being made, or its host is away", name).Because(errUnready)
+}
