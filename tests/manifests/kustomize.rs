@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use management_cluster::Programs;
 use serde_json::{Value, json};
 
@@ -342,48 +342,84 @@ async fn a_sidecar_is_given_variables_secrets_and_volumes_of_its_own() -> Result
     Ok(())
 }
 
+/// Returns the Pods of a driver's kustomizations: the provider's with the driver beside it, and the driver's.
+async fn deployed(sidecar: &Path, remote: &Path) -> Result<[Value; 2]> {
+    let parts = |path: &Path, last: &str| -> Result<String> {
+        let text = fs::read_to_string(repository().join(path))?;
+        let (_, more) = text
+            .split_once(&format!("components/{last}?ref=v0.1.0\n"))
+            .context("components")?;
+        Ok(more.to_owned())
+    };
+    let pod = |objects: &[Value], name: &str| -> Result<Value> {
+        Ok(find(objects, "Deployment", name)?["spec"]["template"]["spec"].clone())
+    };
+    let beside = composed(&["driver-sidecar"], &parts(sidecar, "driver-sidecar")?).await?;
+    let components = ["driver-remote", "driver-deployment"];
+    let apart = composed(&components, &parts(remote, "driver-deployment")?).await?;
+    Ok([
+        pod(&beside, "capcmi-controller-manager")?,
+        pod(&apart, "capcmi-driver")?,
+    ])
+}
+
+fn variables(container: &Value) -> BTreeSet<&str> {
+    let variables = container["env"].as_array();
+    variables
+        .into_iter()
+        .flatten()
+        .filter_map(|variable| variable["name"].as_str())
+        .collect()
+}
+
+/// The variables of a driver on the kit for Go behind TLS.
+const TLS_VARIABLES: [&str; 3] = [
+    "CAPCMI_TLS_CERT_FILE",
+    "CAPCMI_TLS_KEY_FILE",
+    "CAPCMI_CLIENT_CA_FILE",
+];
+
 /// The skeletons of `capcmi driver new` deploy a driver in both ways.
 #[tokio::test]
 async fn the_skeleton_of_a_driver_is_deployed_in_both_ways() -> Result<()> {
-    let skeleton = |name: &str| {
-        let folder = "crates/capcmi-cli/src/commands/driver/new/deploy";
-        fs::read_to_string(repository().join(folder).join(name))
-    };
-    let variables = |container: &Value| -> BTreeSet<String> {
-        let variables = container["env"].as_array().expect("variables").iter();
-        variables
-            .filter_map(|variable| Some(variable["name"].as_str()?.to_owned()))
-            .collect()
-    };
-    let sidecar = skeleton("sidecar.yaml")?;
-    let (_, more) = sidecar
-        .split_once("components/driver-sidecar?ref=v0.1.0\n")
-        .expect("a component");
-    let objects = composed(&["driver-sidecar"], more).await?;
-    let pod = &find(&objects, "Deployment", "capcmi-controller-manager")?["spec"]["template"]["spec"];
-    let container = &pod["initContainers"][0];
+    let folder = Path::new("crates/capcmi-cli/src/commands/driver/new/deploy");
+    let [beside, apart] = deployed(&folder.join("sidecar.yaml"), &folder.join("remote.yaml")).await?;
+    let container = &beside["initContainers"][0];
     assert_eq!(container["image"], "registry.example.com/acme:v0.1.0");
     assert_eq!(container["envFrom"][0]["secretRef"]["name"], "acme");
-    assert!(variables(container).is_superset(&["CMI_ENDPOINT", "ACME_FOLDER"].map(str::to_owned).into()));
+    assert!(variables(container).is_superset(&["CMI_ENDPOINT", "ACME_FOLDER"].into()));
 
-    let remote = skeleton("remote.yaml")?;
-    let (_, more) = remote
-        .split_once("components/driver-deployment?ref=v0.1.0\n")
-        .expect("components");
-    let objects = composed(&["driver-remote", "driver-deployment"], more).await?;
-    let pod = &find(&objects, "Deployment", "capcmi-driver")?["spec"]["template"]["spec"];
-    let container = &pod["containers"][0];
+    let container = &apart["containers"][0];
     assert_eq!(container["image"], "registry.example.com/acme:v0.1.0");
-    let tls = [
-        "CAPCMI_TLS_CERT_FILE",
-        "CAPCMI_TLS_KEY_FILE",
-        "CAPCMI_CLIENT_CA_FILE",
-    ];
     let variables = variables(container);
-    assert!(variables.is_superset(&tls.map(str::to_owned).into()));
+    assert!(variables.is_superset(&TLS_VARIABLES.into()));
     assert!(
         !variables.iter().any(|name| name.starts_with("EC2_")),
         "{variables:?}"
     );
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_vsphere_driver_is_deployed_in_both_ways() -> Result<()> {
+    let folder = Path::new("drivers/vsphere/deploy");
+    let file = |name: &str| folder.join(name).join("kustomization.yaml");
+    let [beside, apart] = deployed(&file("sidecar"), &file("remote")).await?;
+    for (pod, container) in [
+        (&beside, &beside["initContainers"][0]),
+        (&apart, &apart["containers"][0]),
+    ] {
+        assert_eq!(container["image"], "registry.example.com/vsphere-driver:v0.1.0");
+        assert!(variables(container).contains("VSPHERE_DRIVER_CONFIG"));
+        let mounts = container["volumeMounts"].as_array().expect("mounts");
+        assert!(mounts.iter().any(|mount| mount["mountPath"] == "/etc/vsphere"));
+        let volumes = pod["volumes"].as_array().expect("volumes");
+        assert!(
+            volumes
+                .iter()
+                .any(|volume| volume["configMap"]["name"] == "vsphere-driver")
+        );
+    }
+    assert!(variables(&apart["containers"][0]).is_superset(&TLS_VARIABLES.into()));
     Ok(())
 }
