@@ -1,123 +1,209 @@
-//! The addresses of a guest, and a time limit for its agent.
+//! The addresses of guests, merged from several sources.
 //!
-//! This module calls libvirt's C library itself. The binding assumes that each interface has a hardware
-//! address. A guest agent may report one without, and could crash the driver that way.
+//! No source is complete. Leases exist only in libvirt's own networks, the agent only in some images, and a
+//! busy guest leaves its agent without an answer. The sources are therefore merged for each network interface
+//! and address family: the most reliable source that has an address wins. A stale lease does not appear
+//! beside the address that the agent reports. A missing IPv6 lease does not hide the agent's IPv6 address.
 
-#![allow(unsafe_code)]
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
 
-use std::ffi::{CStr, c_char};
-use std::ptr;
-
-use virt::domain::Domain;
-use virt::error::Error;
-
-/// The sources of addresses, the most reliable first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The agent in the guest, where one runs.
-    Agent,
-    /// The leases of the host's DHCP server. Old leases remain, so every machine has a unique hardware
-    /// address.
-    Lease,
-    /// The host's ARP table: the neighbours that the host has seen.
-    Arp,
+/// A DHCP lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// The hardware address of the client.
+    pub mac: String,
+    /// The leased address.
+    pub address: String,
+    /// When the lease expires, in seconds since the epoch; 0 for a lease without an end.
+    pub expires: i64,
 }
 
-impl Source {
-    /// All sources, most reliable first.
-    pub const ALL: [Self; 3] = [Self::Agent, Self::Lease, Self::Arp];
+/// Usable addresses by the hardware address of their interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sightings(HashMap<String, BTreeSet<IpAddr>>);
 
-    const fn raw(self) -> virt_sys::virDomainInterfaceAddressesSource {
-        match self {
-            Self::Agent => virt_sys::VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_AGENT,
-            Self::Lease => virt_sys::VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE,
-            Self::Arp => virt_sys::VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_ARP,
+impl Sightings {
+    /// Adds an address, unless no other host can reach it.
+    pub fn add(&mut self, mac: &str, address: &str) {
+        if let Some(address) = usable(address) {
+            self.0
+                .entry(mac.to_ascii_lowercase())
+                .or_default()
+                .insert(address);
         }
     }
-}
 
-/// How long the agent in a guest may take to answer, in seconds. Without this limit libvirt waits forever,
-/// and a guest could block the driver's connections to its host.
-const AGENT_TIMEOUT: i32 = 2;
+    /// The newest lease of each interface and family. A guest that changes its DHCP client identifier gets
+    /// another address, and the old lease stays until it expires.
+    pub fn of_leases(leases: impl IntoIterator<Item = Lease>) -> Self {
+        let mut newest: HashMap<_, (i64, IpAddr)> = HashMap::new();
+        for lease in leases {
+            let Some(address) = usable(&lease.address) else {
+                continue;
+            };
+            let expires = if lease.expires == 0 {
+                i64::MAX
+            } else {
+                lease.expires
+            };
+            let place = (lease.mac.to_ascii_lowercase(), address.is_ipv6());
+            let found = newest.entry(place).or_insert((expires, address));
+            *found = (*found).max((expires, address));
+        }
+        let mut sightings = Self::default();
+        for ((mac, _), (_, address)) in newest {
+            sightings.0.entry(mac).or_default().insert(address);
+        }
+        sightings
+    }
 
-/// Limits how long the agent in the guest may take for each answer.
-pub fn bound_agent(domain: &Domain) {
-    // SAFETY: the domain is valid as long as it is borrowed.
-    let bounded = unsafe { virt_sys::virDomainAgentSetResponseTimeout(domain.as_ptr(), AGENT_TIMEOUT, 0) };
-    if bounded < 0 {
-        let error = Error::last_error();
-        tracing::debug!(%error, "cannot limit how long the guest agent may take");
+    fn of(&self, mac: &str) -> impl Iterator<Item = IpAddr> {
+        self.0.get(mac).into_iter().flatten().copied()
+    }
+
+    /// Whether the interface has an address.
+    pub fn has(&self, mac: &str) -> bool {
+        self.0.contains_key(mac)
+    }
+
+    /// Whether no interface has an address.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 }
 
-/// Returns the addresses of the interface with this hardware address.
-///
-/// # Errors
-/// Those of libvirt; an error is common for a guest without an agent.
-pub fn of(domain: &Domain, source: Source, mac: &str) -> Result<Vec<String>, Error> {
-    let mut interfaces: *mut virt_sys::virDomainInterfacePtr = ptr::null_mut();
-    // SAFETY: the domain is valid as long as it is borrowed, and `interfaces` is written to only here.
-    let count = unsafe {
-        virt_sys::virDomainInterfaceAddresses(domain.as_ptr(), &raw mut interfaces, source.raw(), 0)
-    };
-    let Ok(count) = usize::try_from(count) else {
-        return Err(Error::last_error());
-    };
-    let mut found = Vec::new();
-    for index in 0..count {
-        // SAFETY: libvirt allocated `count` interfaces with `naddrs` addresses each, and passed on their
-        // ownership. Each interface is freed once, after its texts were copied.
-        unsafe {
-            let interface = *interfaces.add(index);
-            if text((*interface).hwaddr).is_some_and(|address| address.eq_ignore_ascii_case(mac)) {
-                let addresses = (0..(*interface).naddrs as usize).map(|at| (*interface).addrs.add(at));
-                found.extend(addresses.filter_map(|address| text((*address).addr)));
+/// Returns the addresses of the interfaces, without duplicates. For each interface and family, they are those
+/// of the first source that has any.
+pub fn merged(macs: &[String], sources: &[&Sightings]) -> Vec<IpAddr> {
+    let mut all = Vec::new();
+    for mac in macs {
+        for is_ipv6 in [false, true] {
+            let of_family = |source: &&Sightings| {
+                source
+                    .of(mac)
+                    .filter(|address| address.is_ipv6() == is_ipv6)
+                    .collect()
+            };
+            let mut found = sources.iter().map(of_family);
+            let found: Vec<IpAddr> = found.find(|found: &Vec<_>| !found.is_empty()).unwrap_or_default();
+            for address in found {
+                if !all.contains(&address) {
+                    all.push(address);
+                }
             }
-            virt_sys::virDomainInterfaceFree(interface);
         }
     }
-    // SAFETY: libvirt allocated the array with the C library's allocator, and this is its last use.
-    unsafe { libc::free(interfaces.cast()) };
-    Ok(found)
+    all
 }
 
-/// Copies a C string; `None` for a null pointer.
-///
-/// # Safety
-/// The pointer is null, or points to a string that ends with a zero byte.
-unsafe fn text(pointer: *const c_char) -> Option<String> {
-    if pointer.is_null() {
-        return None;
-    }
-    // SAFETY: the caller's promise.
-    let text = unsafe { CStr::from_ptr(pointer) };
-    Some(text.to_string_lossy().into_owned())
+/// Parses an address that other hosts may reach: not loopback, link-local, unspecified or multicast.
+fn usable(address: &str) -> Option<IpAddr> {
+    let address: IpAddr = address.parse().ok()?;
+    let is_link_local = match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    };
+    let leads_nowhere =
+        is_link_local || address.is_loopback() || address.is_unspecified() || address.is_multicast();
+    (!leads_nowhere).then_some(address)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// libvirt's test driver has a guest with an interface, and invents its address.
+    const A: &str = "52:00:00:00:00:0a";
+    const B: &str = "52:00:00:00:00:0b";
+
+    fn seen(all: &[(&str, &str)]) -> Sightings {
+        let mut sightings = Sightings::default();
+        for (mac, address) in all {
+            sightings.add(mac, address);
+        }
+        sightings
+    }
+
+    fn leased(all: &[(&str, &str, i64)]) -> Sightings {
+        Sightings::of_leases(all.iter().map(|(mac, address, expires)| Lease {
+            mac: (*mac).to_owned(),
+            address: (*address).to_owned(),
+            expires: *expires,
+        }))
+    }
+
+    fn of(macs: &[&str], sources: &[&Sightings]) -> Vec<String> {
+        let macs: Vec<_> = macs.iter().map(|mac| (*mac).to_owned()).collect();
+        let all = merged(&macs, sources).into_iter();
+        all.map(|address| address.to_string()).collect()
+    }
+
     #[test]
-    fn addresses_are_those_of_the_interface_that_is_meant() {
-        virt::error::clear_error_callback();
-        let mut connection = virt::connect::Connect::open(Some("test:///default")).unwrap();
-        let xml = "<domain type='test'><name>a</name><memory>1024</memory><os><type>hvm</type></os><devices>\
-                   <interface type='network'><mac address='52:00:00:00:00:01'/><source network='default'/>\
-                   </interface></devices></domain>";
-        let domain = Domain::create_xml(&connection, xml, 0).unwrap();
-        let found = of(&domain, Source::Lease, "52:00:00:00:00:01").unwrap();
-        assert!(
-            found.iter().all(|address| address.starts_with("192.168.")) && !found.is_empty(),
-            "{found:?}"
-        );
-        assert_eq!(
-            of(&domain, Source::Lease, "52:00:00:00:00:02").unwrap(),
-            Vec::<String>::new()
-        );
-        domain.destroy().unwrap();
-        drop(domain);
-        connection.close().unwrap();
+    fn families_and_interfaces_come_from_different_sources() {
+        let agent = seen(&[(A, "fd00::a"), (A, "fd00::1")]);
+        let leases = leased(&[(A, "10.0.0.5", 1), (B, "10.1.0.5", 1)]);
+        let arp = seen(&[(A, "10.0.0.99"), (B, "10.1.0.99")]);
+        let all = of(&[A, B], &[&agent, &leases, &arp]);
+        assert_eq!(all, ["10.0.0.5", "fd00::1", "fd00::a", "10.1.0.5"]);
+    }
+
+    #[test]
+    fn a_stale_lease_gives_way_to_the_agent() {
+        let agent = seen(&[(A, "10.0.0.9")]);
+        let leases = leased(&[(A, "10.0.0.5", 1)]);
+        assert_eq!(of(&[A], &[&agent, &leases]), ["10.0.0.9"]);
+        assert_eq!(of(&[A], &[&Sightings::default(), &leases]), ["10.0.0.5"]);
+    }
+
+    #[test]
+    fn the_newest_lease_of_each_family_counts() {
+        let leases = [
+            (A, "10.0.0.5", 100),
+            (A, "10.0.0.6", 200),
+            (A, "fd00::5", 50),
+            (B, "10.0.0.7", 0),
+            (B, "10.0.0.8", 900),
+        ];
+        let reversed: Vec<_> = leases.iter().rev().copied().collect();
+        for leases in [leased(&leases), leased(&reversed)] {
+            assert_eq!(of(&[A, B], &[&leases]), ["10.0.0.6", "fd00::5", "10.0.0.7"]);
+        }
+    }
+
+    #[test]
+    fn other_interfaces_of_the_guest_are_left_out() {
+        let agent = seen(&[
+            (A, "10.0.0.5"),
+            ("02:42:ac:11:00:01", "172.17.0.1"),
+            ("00:00:00:00:00:00", "10.244.0.1"),
+        ]);
+        assert_eq!(of(&[A], &[&agent]), ["10.0.0.5"]);
+    }
+
+    #[test]
+    fn macs_match_in_any_case_and_addresses_come_once() {
+        let agent = seen(&[(&A.to_ascii_uppercase(), "10.0.0.5"), (B, "10.0.0.5")]);
+        assert_eq!(of(&[A], &[&agent]), ["10.0.0.5"]);
+        assert_eq!(of(&[A, B], &[&agent]), ["10.0.0.5"]);
+        let leases = leased(&[(&A.to_ascii_uppercase(), "10.0.0.5", 1)]);
+        assert_eq!(of(&[A], &[&leases]), ["10.0.0.5"]);
+    }
+
+    #[test]
+    fn addresses_that_lead_nowhere_are_left_out() {
+        for (address, expected) in [
+            ("192.168.122.7", true),
+            ("fd00::1", true),
+            ("127.0.0.1", false),
+            ("::1", false),
+            ("fe80::1", false),
+            ("169.254.1.1", false),
+            ("0.0.0.0", false),
+            ("ff02::1", false),
+            ("224.0.0.1", false),
+            ("x", false),
+        ] {
+            assert_eq!(usable(address).is_some(), expected, "{address}");
+        }
     }
 }

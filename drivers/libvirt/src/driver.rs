@@ -26,7 +26,7 @@ use crate::connection::Host;
 use crate::identity::{MachineKey, VmId};
 use crate::images::Images;
 use crate::locks::Locks;
-use crate::machines::{self, Copies, Created, MachineRequest};
+use crate::machines::{self, Copies, Created, Guests, Look, MachineRequest, Scope};
 use crate::placement::Reservations;
 use crate::spec::{self, CPU_SHARES, GB, MEMORY_MIB, TAGS, Tagged, VmSpec, Wanted};
 use placement_record::PlacementRecord;
@@ -62,6 +62,7 @@ pub struct LibvirtDriver {
     images: Images,
     locks: Locks,
     copies: Arc<Copies>,
+    guests: Arc<Guests>,
     /// The hosts of machines that a call placed but did not create. Used for callers that do not return the
     /// placement record.
     placed: Mutex<HashMap<Uuid, String>>,
@@ -129,6 +130,7 @@ impl LibvirtDriver {
             images: Images::default(),
             locks: Locks::default(),
             copies: Arc::default(),
+            guests: Arc::default(),
             placed: Mutex::default(),
             reservations: Arc::default(),
             started: Instant::now(),
@@ -171,7 +173,7 @@ impl LibvirtDriver {
         if let PossibleHosts::One(name) = possible {
             self.host(name)?;
         }
-        Ok(Survey::of(&self.hosts, key, possible).await)
+        Ok(Survey::of(&self.hosts, &self.guests, key, possible).await)
     }
 
     /// Finds the single host that has the machine.
@@ -282,6 +284,7 @@ impl LibvirtDriver {
             images: self.images.clone(),
             reserved_mib: self.config.hosts[&host].reserved_memory_mib,
             reservations: Arc::clone(&self.reservations),
+            guests: Arc::clone(&self.guests),
             key: asked.key.clone(),
             host: host.clone(),
         };
@@ -398,6 +401,7 @@ impl Driver for LibvirtDriver {
             tag_path: JsonPointer::field(TAGS),
             hot_updatable: [TAGS, CPU_SHARES, MEMORY_MIB].map(JsonPointer::field).to_vec(),
             provider_spec_schema: Some(spec::schema(&self.config)),
+            list_has_state: true,
             ..Capabilities::minimal()
         }
         .into())
@@ -451,9 +455,10 @@ impl Driver for LibvirtDriver {
 
     async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
         let spec = VmSpec::read(&request.class.provider_spec, Tagged::Cluster)?;
-        let lists = self.hosts.values().map(|host| {
-            let (cluster, copies) = (spec.cluster().to_owned(), Arc::clone(&self.copies));
-            host.run(move |connect| machines::list(connect, &cluster, &copies))
+        let lists = self.hosts.iter().map(|(name, host)| {
+            let (name, cluster) = (name.clone(), spec.cluster().to_owned());
+            let (copies, guests) = (Arc::clone(&self.copies), Arc::clone(&self.guests));
+            host.run(move |connect| machines::list(connect, &name, &cluster, &copies, &guests))
         });
         Ok(try_join_all(lists).await?.into_iter().flatten().collect())
     }
@@ -462,21 +467,23 @@ impl Driver for LibvirtDriver {
     async fn initialize_machine(&self, request: InitializeMachineRequest) -> Result<Machine> {
         let asked = MachineCall::read(&request.machine, request.provider_id.as_ref())?;
         let record = request.last_known_state.as_ref().and_then(PlacementRecord::read);
-        self.change(&asked, record, |connect, key| {
+        let guests = Arc::clone(&self.guests);
+        self.change(&asked, record, move |connect, key| {
             let mut vm = machines::find(connect, key)?;
+            let look = || Look::new(connect, &guests, Scope::Machine);
             if !vm.record.started {
                 vm.start().map_err(|error| {
                     if error.code() == Code::Aborted {
                         return error;
                     }
                     let what = format!("cannot start VM {}: {}", vm.record.provider_id, error.message());
-                    match vm.describe(key) {
+                    match vm.describe(&look()) {
                         Ok(machine) => Status::new(Code::Uninitialized, what).with_machine(machine),
                         Err(_) => error,
                     }
                 })?;
             }
-            vm.describe(key)
+            vm.describe(&look())
         })
         .await
     }

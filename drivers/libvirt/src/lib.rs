@@ -3,13 +3,14 @@
 //! A machine is a domain and its volumes on one of the configured hosts. The driver stores nothing elsewhere:
 //! the machine's identity determines the ids, and the domain's metadata has the rest.
 
-pub mod addresses;
+mod addresses;
 pub mod config;
 mod connection;
 mod driver;
 mod errors;
 pub mod identity;
 mod images;
+mod library;
 mod locks;
 mod machines;
 pub mod metadata;

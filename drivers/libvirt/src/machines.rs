@@ -6,6 +6,7 @@
 //! exists is complete, and a repeated call finds everything that is left.
 
 mod console;
+mod guests;
 mod make;
 mod remove;
 
@@ -24,14 +25,16 @@ use virt::connect::Connect;
 use virt::domain::{Domain, SchedulerInfo};
 use virt::error::{Error, ErrorNumber};
 
-use crate::addresses::{self, Source};
 use crate::errors::status;
 use crate::identity::{MachineKey, VmId};
+use crate::library::{self, State};
 use crate::metadata::{self, Record};
 use crate::placement::FreeMemory;
 use crate::spec::VmSpec;
+use guests::RunningGuest;
 
 pub use console::console;
+pub use guests::{Guests, Look, Scope};
 pub use make::{Created, MachineRequest, create};
 pub use remove::{delete, delete_where_it_can_not_be};
 
@@ -155,13 +158,13 @@ fn or_none(found: std::result::Result<Domain, Error>) -> std::result::Result<Opt
 ///
 /// # Errors
 /// The host did not answer.
-pub fn see(connect: &Connect, key: &MachineKey) -> Result<Observation> {
+pub fn see(connect: &Connect, guests: &Guests, key: &MachineKey) -> Result<Observation> {
     Ok(match look(connect, key)? {
         Lookup::Nothing => Observation::Nothing,
         Lookup::Other(what) => Observation::Other(what),
         Lookup::Doubtful(what) => Observation::Doubtful(what),
         Lookup::Ours(vm) => {
-            let machine = vm.describe(key)?;
+            let machine = vm.describe(&Look::new(connect, guests, Scope::Machine))?;
             let started = vm.record.started || machine.power_state.is_some_and(is_up);
             Observation::Ours(Box::new(machine), started)
         }
@@ -216,40 +219,49 @@ impl Copies {
     }
 }
 
-/// Lists the machines of a cluster, without copies.
+/// Lists the machines of a cluster with their addresses and power states, without copies.
 ///
 /// # Errors
 /// The metadata of a domain can't be read: the list is never partial.
-pub fn list(connect: &Connect, cluster: &str, copies: &Copies) -> Result<Vec<ListedMachine>> {
-    let domains = connect
-        .list_all_domains(0)
-        .map_err(|error| status("listing the domains", error))?;
-    let mut listed = Vec::new();
-    for domain in domains {
+pub fn list(
+    connect: &Connect,
+    host: &str,
+    cluster: &str,
+    copies: &Copies,
+    guests: &Guests,
+) -> Result<Vec<ListedMachine>> {
+    let domains = library::domains(connect).map_err(|error| status("listing the domains", error))?;
+    let look = Look::new(connect, guests, Scope::List);
+    let (mut listed, mut running) = (Vec::new(), HashSet::new());
+    for (domain, state) in domains {
         let DomainMetadata::Machine(record) = record(&domain)? else {
             continue;
         };
         let uuid = domain
             .get_uuid()
             .map_err(|error| status("reading the UUID of a domain", error))?;
+        if power_state(state) == PowerState::Running {
+            running.insert(uuid);
+        }
         if record.cluster != cluster || copies.contains(uuid, &record) {
             continue;
         }
-        let id: VmId = record.provider_id.parse().map_err(|error| {
-            let what = format!(
-                "the metadata of a domain has the invalid ProviderID `{}`",
-                record.provider_id
-            );
-            Status::new(Code::Internal, what).with_source(error)
-        })?;
-        let id = id.provider_id()?;
+        let vm = Vm {
+            domain,
+            record: *record,
+        };
+        let machine = vm.describe_in(state, &look)?;
+        let record = vm.record;
         listed.push(ListedMachine {
             cluster_id: Some(record.cluster),
             machine_id: Some(record.identity).filter(|identity| !identity.is_empty()),
             created_at: Some(record.created_at),
-            ..ListedMachine::new(id, record.name)
+            addresses: machine.addresses,
+            power_state: machine.power_state,
+            ..ListedMachine::new(machine.provider_id, record.name)
         });
     }
+    guests.keep(host, &running);
     Ok(listed)
 }
 
@@ -304,22 +316,37 @@ impl Vm {
     ///
     /// # Errors
     /// The ProviderID in the metadata is invalid, or the host did not answer.
-    pub fn describe(&self, key: &MachineKey) -> Result<Machine> {
-        let id = self.record.provider_id.parse().map_err(|error| {
-            Status::new(
-                Code::Internal,
-                "the metadata of the domain has an invalid ProviderID",
-            )
-            .with_source(error)
+    pub fn describe(&self, look: &Look<'_>) -> Result<Machine> {
+        let state = self
+            .domain
+            .get_state()
+            .map_err(|error| status("reading the state of a domain", error))?;
+        self.describe_in(state, look)
+    }
+
+    /// Returns the machine, with its domain in this state.
+    fn describe_in(&self, state: State, look: &Look<'_>) -> Result<Machine> {
+        let (record, key) = (&self.record, self.record.key());
+        let id: VmId = record.provider_id.parse().map_err(|error| {
+            let what = format!(
+                "the metadata of a domain has the invalid ProviderID `{}`",
+                record.provider_id
+            );
+            Status::new(Code::Internal, what).with_source(error)
         })?;
-        let mut machine = Machine::new(id, key.hostname());
-        let power_state = self.power_state()?;
-        machine.failure_domain = Some(self.record.host.clone());
+        let mut machine = Machine::new(id.provider_id()?, key.hostname());
+        let power_state = power_state(state);
+        machine.failure_domain = Some(record.host.clone());
         if power_state == PowerState::Running {
-            let found = self.addresses(&key.mac()).into_iter();
+            let guest = RunningGuest {
+                domain: &self.domain,
+                uuid: key.uuid(),
+                may_answer: state.0 == virt_sys::VIR_DOMAIN_RUNNING,
+            };
+            let found = look.addresses(&record.host, &guest, &[key.mac()]).into_iter();
             machine.addresses.extend(found.map(|address| Address {
                 kind: AddressType::InternalIP,
-                address,
+                address: address.to_string(),
             }));
         }
         // Users see the first address, so the name comes last.
@@ -327,7 +354,7 @@ impl Vm {
             kind: AddressType::Hostname,
             address: key.hostname(),
         });
-        let since = self.record.started_at.unwrap_or(self.record.created_at);
+        let since = record.started_at.unwrap_or(record.created_at);
         let may_boot = Timestamp::now().duration_since(since) < BOOT;
         machine.power_state = Some(if may_boot {
             unless_it_boots(power_state, &machine.addresses)
@@ -335,33 +362,6 @@ impl Vm {
             power_state
         });
         Ok(machine)
-    }
-
-    /// Returns the addresses from the first source that knows any.
-    fn addresses(&self, mac: &str) -> Vec<String> {
-        addresses::bound_agent(&self.domain);
-        for source in Source::ALL {
-            match addresses::of(&self.domain, source, mac) {
-                Ok(found) => {
-                    let mut usable: Vec<_> = found.into_iter().filter(|address| is_global(address)).collect();
-                    usable.dedup();
-                    if !usable.is_empty() {
-                        return usable;
-                    }
-                }
-                // Common: the guest may have no agent, and a bridge has no leases.
-                Err(error) => tracing::trace!(?source, %error, "no addresses"),
-            }
-        }
-        Vec::new()
-    }
-
-    fn power_state(&self) -> Result<PowerState> {
-        let (state, reason) = self
-            .domain
-            .get_state()
-            .map_err(|error| status("reading the state of a domain", error))?;
-        Ok(power_state(state, reason))
     }
 
     fn is_active(&self) -> Result<bool> {
@@ -546,7 +546,7 @@ impl Vm {
             return Ok(());
         }
         self.ensure_not_locked()?;
-        addresses::bound_agent(&self.domain);
+        library::bound_agent(&self.domain);
         match self.domain.shutdown() {
             Ok(_) => Ok(()),
             // The guest has shut down in the time between.
@@ -710,16 +710,7 @@ fn restart_failure(status: Status) -> Status {
     }
 }
 
-/// Whether the address is neither loopback nor link-local.
-fn is_global(address: &str) -> bool {
-    match address.parse() {
-        Ok(std::net::IpAddr::V4(address)) => !address.is_loopback() && !address.is_link_local(),
-        Ok(std::net::IpAddr::V6(address)) => !address.is_loopback() && !address.is_unicast_link_local(),
-        Err(_) => false,
-    }
-}
-
-fn power_state(state: virt_sys::virDomainState, reason: i32) -> PowerState {
+fn power_state((state, reason): State) -> PowerState {
     let is_one_of = |reasons: &[virt_sys::virDomainPausedReason]| {
         reasons.iter().any(|known| i32::try_from(*known) == Ok(reason))
     };
@@ -769,7 +760,7 @@ mod tests {
             (virt_sys::VIR_DOMAIN_SHUTOFF, 1, PowerState::Stopped),
             (virt_sys::VIR_DOMAIN_SHUTOFF, 2, PowerState::Stopped),
         ] {
-            assert_eq!(power_state(state, reason), expected, "{state} {reason}");
+            assert_eq!(power_state((state, reason)), expected, "{state} {reason}");
         }
     }
 
@@ -782,7 +773,7 @@ mod tests {
             (virt_sys::VIR_DOMAIN_PAUSED_WATCHDOG, PowerState::Failed),
             (virt_sys::VIR_DOMAIN_PAUSED_CRASHED, PowerState::Failed),
         ] {
-            let paused = power_state(virt_sys::VIR_DOMAIN_PAUSED, reason.cast_signed());
+            let paused = power_state((virt_sys::VIR_DOMAIN_PAUSED, reason.cast_signed()));
             assert_eq!(paused, expected, "{reason}");
         }
     }
@@ -844,21 +835,6 @@ mod tests {
             (Code::Internal, Code::Internal),
         ] {
             assert_eq!(restart_failure(Status::new(code, "words")).code(), expected);
-        }
-    }
-
-    #[test]
-    fn addresses_that_lead_nowhere_are_left_out() {
-        for (address, kept) in [
-            ("192.168.122.7", true),
-            ("fd00::1", true),
-            ("127.0.0.1", false),
-            ("::1", false),
-            ("fe80::1", false),
-            ("169.254.1.1", false),
-            ("x", false),
-        ] {
-            assert_eq!(is_global(address), kept, "{address}");
         }
     }
 }

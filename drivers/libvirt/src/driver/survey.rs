@@ -16,7 +16,7 @@ use virt::connect::Connect;
 use super::MachineCall;
 use crate::connection::Host;
 use crate::identity::MachineKey;
-use crate::machines::{self, Observation};
+use crate::machines::{self, Guests, Observation};
 
 /// How long a call waits for a host that need not answer.
 const OPTIONAL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -78,12 +78,19 @@ pub async fn query<T: Send + 'static>(
 
 impl Survey {
     /// Queries all hosts concurrently.
-    pub async fn of(hosts: &BTreeMap<String, Arc<Host>>, key: &MachineKey, possible: &PossibleHosts) -> Self {
+    pub async fn of(
+        hosts: &BTreeMap<String, Arc<Host>>,
+        guests: &Arc<Guests>,
+        key: &MachineKey,
+        possible: &PossibleHosts,
+    ) -> Self {
         let answers = hosts.iter().map(|(name, host)| {
             let required = possible.contains(name);
-            let key = key.clone();
+            let (key, guests) = (key.clone(), Arc::clone(guests));
             async move {
-                let seen = query(host, required, move |connect| machines::see(connect, &key));
+                let seen = query(host, required, move |connect| {
+                    machines::see(connect, &guests, &key)
+                });
                 (name.clone(), required, seen.await)
             }
         });

@@ -12,7 +12,7 @@ use virt::storage_pool::StoragePool;
 use virt::storage_vol::StorageVol;
 use virt::stream::Stream;
 
-use super::{Lookup, Vm, look};
+use super::{Guests, Look, Lookup, Scope, Vm, look};
 use crate::config::{Image, ImageFormat, Size, VirtType, VmPool};
 use crate::errors::{of_a_volume, status};
 use crate::identity::MachineKey;
@@ -59,6 +59,8 @@ pub struct MachineRequest {
     pub reserved_mib: u64,
     /// The memory that is reserved for other machines.
     pub reservations: Arc<Reservations>,
+    /// The known addresses of guests.
+    pub guests: Arc<Guests>,
 }
 
 /// The result of a request that was decided. Any other outcome is an error.
@@ -104,7 +106,10 @@ pub fn create(connect: &Connect, request: &MachineRequest) -> Result<Created> {
         },
     }
     match look(connect, &request.key)? {
-        Lookup::Ours(vm) => Ok(Created::Made(Box::new(vm.describe(&request.key)?))),
+        Lookup::Ours(vm) => {
+            let look = Look::new(connect, &request.guests, Scope::Machine);
+            Ok(Created::Made(Box::new(vm.describe(&look)?)))
+        }
         // A create must not return NOT_FOUND.
         Lookup::Nothing | Lookup::Other(_) | Lookup::Doubtful(_) => Err(changed_meanwhile(request)),
     }

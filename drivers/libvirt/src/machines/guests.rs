@@ -1,0 +1,302 @@
+//! The addresses of running guests on a host, from leases, agents and ARP.
+//!
+//! libvirt lists the leases of a whole network in one call. It queries agents and the ARP table one domain at
+//! a time. A list of machines therefore limits these queries: it trusts an answer of a few seconds ago, does
+//! not query an agent that was silent a short time ago, and stops querying when its time is over. Until a
+//! guest stops, the last answers of its agent and the ARP table fill the gaps.
+
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+use virt::connect::Connect;
+use virt::domain::Domain;
+use virt::network::Network;
+
+use crate::addresses::{Sightings, merged};
+use crate::library::{self, Source};
+
+/// How long a list uses the answer of an agent without querying it again. The provider lists each class of a
+/// cluster separately.
+const FRESH: Duration = Duration::from_secs(20);
+/// How long a list does not query an agent that did not answer.
+const QUIET: Duration = Duration::from_mins(10);
+/// How long a list may take for the queries of agents on a host.
+const LIST_BUDGET: Duration = Duration::from_secs(10);
+/// An agent that fails only after this time is frozen. A missing agent fails immediately.
+const FROZEN: Duration = Duration::from_secs(1);
+
+/// The last known addresses of running guests.
+#[derive(Debug, Default)]
+pub struct Guests(Mutex<HashMap<Uuid, Known>>);
+
+/// The last answers about a running guest.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    host: String,
+    /// libvirt's number of the running domain: another start has another one.
+    run: u32,
+    agent: Sightings,
+    /// When the agent last answered.
+    answered: Option<Instant>,
+    /// Whether the agent's last query failed.
+    is_silent: bool,
+    /// When the agent's last query failed, if that took long.
+    froze: Option<Instant>,
+    arp: Sightings,
+}
+
+impl Guests {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, Known>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The last answers about this run of a guest.
+    fn recall(&self, host: &str, uuid: Uuid, run: u32) -> Known {
+        let known = self.lock().get(&uuid).cloned();
+        known
+            .filter(|known| known.run == run && known.host == host)
+            .unwrap_or_else(|| Known {
+                host: host.to_owned(),
+                run,
+                ..Known::default()
+            })
+    }
+
+    /// Forgets the guests of a host that are not in this set.
+    pub fn keep(&self, host: &str, running: &HashSet<Uuid>) {
+        self.lock()
+            .retain(|uuid, guest| guest.host != host || running.contains(uuid));
+    }
+}
+
+/// The purpose of a look at guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// One machine: its agent is always queried.
+    Machine,
+    /// All machines of a host: the queries of agents are limited.
+    List,
+}
+
+/// A running guest.
+pub struct RunningGuest<'a> {
+    /// Its domain.
+    pub domain: &'a Domain,
+    /// The UUID of its domain.
+    pub uuid: Uuid,
+    /// Whether its processors run. The agent of a paused guest cannot answer.
+    pub may_answer: bool,
+}
+
+/// A look at the guests of a host.
+pub struct Look<'a> {
+    guests: &'a Guests,
+    leases: Sightings,
+    scope: Scope,
+    /// How long agents have taken to answer.
+    spent: Cell<Duration>,
+}
+
+impl<'a> Look<'a> {
+    /// Reads the leases of all networks of the host.
+    pub fn new(connect: &Connect, guests: &'a Guests, scope: Scope) -> Self {
+        Self {
+            guests,
+            leases: leases(connect),
+            scope,
+            spent: Cell::default(),
+        }
+    }
+
+    /// Returns the addresses of a guest's interfaces. A domain that has stopped has none.
+    pub fn addresses(&self, host: &str, guest: &RunningGuest<'_>, macs: &[String]) -> Vec<IpAddr> {
+        let Some(run) = guest.domain.get_id() else {
+            return Vec::new();
+        };
+        let mut known = self.guests.recall(host, guest.uuid, run);
+        if guest.may_answer && self.is_agent_due(&known, macs, Instant::now()) {
+            self.query_agent(guest.domain, &mut known);
+        }
+        let is_known = |mac: &String| [&self.leases, &known.agent].iter().any(|source| source.has(mac));
+        if !macs.iter().all(is_known) {
+            match library::sightings(guest.domain, Source::Arp) {
+                Ok(seen) if seen.is_empty() => {}
+                Ok(seen) => known.arp = seen,
+                Err(error) => tracing::trace!(%error, "cannot read the ARP table"),
+            }
+        }
+        let found = known.merged_with(&self.leases, macs);
+        self.guests.lock().insert(guest.uuid, known);
+        found
+    }
+
+    /// Whether the look may query the agent of this guest.
+    fn is_agent_due(&self, known: &Known, macs: &[String], now: Instant) -> bool {
+        match self.scope {
+            Scope::Machine => true,
+            Scope::List => {
+                let is_complete = macs.iter().all(|mac| known.agent.has(mac));
+                let is_fresh = is_complete && is_within(known.answered, now, FRESH);
+                !is_fresh && !is_within(known.froze, now, QUIET) && self.spent.get() < LIST_BUDGET
+            }
+        }
+    }
+
+    fn query_agent(&self, domain: &Domain, known: &mut Known) {
+        library::bound_agent(domain);
+        let began = Instant::now();
+        let answer = library::sightings(domain, Source::Agent);
+        let took = began.elapsed();
+        self.spent.set(self.spent.get() + took);
+        match answer {
+            Ok(seen) => known.note_answer(seen, Instant::now()),
+            // Common: the guest may have no agent.
+            Err(error) => {
+                tracing::trace!(%error, "the guest agent does not answer");
+                known.note_silence(took, Instant::now());
+            }
+        }
+    }
+}
+
+impl Known {
+    fn note_answer(&mut self, seen: Sightings, now: Instant) {
+        self.agent = seen;
+        self.answered = Some(now);
+        self.froze = None;
+        self.is_silent = false;
+    }
+
+    fn note_silence(&mut self, took: Duration, now: Instant) {
+        self.is_silent = true;
+        self.froze = (took >= FROZEN).then_some(now);
+    }
+
+    /// A silent agent's last answer may be outdated, so a lease comes before it.
+    fn merged_with(&self, leases: &Sightings, macs: &[String]) -> Vec<IpAddr> {
+        if self.is_silent {
+            merged(macs, &[leases, &self.agent, &self.arp])
+        } else {
+            merged(macs, &[&self.agent, leases, &self.arp])
+        }
+    }
+}
+
+/// Reads the leases of all active networks of a host. A host without libvirt's network driver has none.
+fn leases(connect: &Connect) -> Sightings {
+    let networks = connect.list_all_networks(virt_sys::VIR_CONNECT_LIST_NETWORKS_ACTIVE);
+    let networks = networks.unwrap_or_else(|error| {
+        tracing::debug!(%error, "cannot list the networks of a host: its leases are unknown");
+        Vec::new()
+    });
+    let of_network = |network: &Network| {
+        library::leases(network).unwrap_or_else(|error| {
+            tracing::debug!(%error, "cannot read the leases of a network");
+            Vec::new()
+        })
+    };
+    Sightings::of_leases(networks.iter().flat_map(of_network))
+}
+
+fn is_within(time: Option<Instant>, now: Instant, limit: Duration) -> bool {
+    time.is_some_and(|time| now.saturating_duration_since(time) < limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAC: &str = "52:00:00:00:00:0a";
+
+    fn seen(addresses: &[&str]) -> Sightings {
+        let mut sightings = Sightings::default();
+        for address in addresses {
+            sightings.add(MAC, address);
+        }
+        sightings
+    }
+
+    fn shown(known: &Known, leases: &Sightings) -> Vec<String> {
+        let all = known.merged_with(leases, &[MAC.to_owned()]).into_iter();
+        all.map(|address| address.to_string()).collect()
+    }
+
+    #[test]
+    fn a_silent_agent_does_not_empty_the_list() {
+        let (mut known, now) = (Known::default(), Instant::now());
+        let (none, lease) = (Sightings::default(), seen(&["10.0.0.6"]));
+        known.note_answer(seen(&["10.0.0.5", "fd00::5"]), now);
+        assert_eq!(shown(&known, &lease), ["10.0.0.5", "fd00::5"]);
+        for took in [Duration::ZERO, FROZEN * 2] {
+            known.note_silence(took, now);
+            assert_eq!(shown(&known, &none), ["10.0.0.5", "fd00::5"]);
+            assert_eq!(
+                shown(&known, &lease),
+                ["10.0.0.6", "fd00::5"],
+                "the lease is current"
+            );
+        }
+        known.note_answer(none.clone(), now);
+        assert_eq!(
+            shown(&known, &none),
+            Vec::<String>::new(),
+            "the guest has no address"
+        );
+    }
+
+    #[test]
+    fn answers_about_another_run_or_host_are_forgotten() {
+        let (guests, uuid) = (Guests::default(), Uuid::from_u128(1));
+        let mut known = guests.recall("host-a", uuid, 7);
+        known.note_answer(seen(&["10.0.0.5"]), Instant::now());
+        guests.lock().insert(uuid, known);
+        let is_known = |host: &str, run: u32| !guests.recall(host, uuid, run).agent.is_empty();
+        assert!(is_known("host-a", 7));
+        assert!(!is_known("host-a", 8) && !is_known("host-b", 7));
+        guests.keep("host-b", &HashSet::new());
+        assert!(is_known("host-a", 7));
+        guests.keep("host-a", &HashSet::from([uuid]));
+        assert!(is_known("host-a", 7));
+        guests.keep("host-a", &HashSet::new());
+        assert!(!is_known("host-a", 7));
+    }
+
+    #[test]
+    fn a_list_limits_the_queries_of_agents() {
+        let (guests, macs) = (Guests::default(), [MAC.to_owned()]);
+        let look = |scope, spent| Look {
+            guests: &guests,
+            leases: Sightings::default(),
+            scope,
+            spent: Cell::new(spent),
+        };
+        let now = Instant::now();
+        let (unknown, mut known) = (Known::default(), Known::default());
+        let list = look(Scope::List, Duration::ZERO);
+        assert!(list.is_agent_due(&unknown, &macs, now));
+        known.note_answer(seen(&["10.0.0.5"]), now);
+        assert!(!list.is_agent_due(&known, &macs, now));
+        assert!(list.is_agent_due(&known, &macs, now + FRESH));
+        known.note_answer(Sightings::default(), now);
+        assert!(
+            list.is_agent_due(&known, &macs, now),
+            "an interface has no address yet"
+        );
+        known.note_silence(Duration::ZERO, now);
+        assert!(
+            list.is_agent_due(&known, &macs, now),
+            "a missing agent costs no time"
+        );
+        known.note_silence(FROZEN, now);
+        assert!(!list.is_agent_due(&known, &macs, now));
+        assert!(list.is_agent_due(&known, &macs, now + QUIET));
+        let late = look(Scope::List, LIST_BUDGET);
+        assert!(!late.is_agent_due(&unknown, &macs, now));
+        let machine = look(Scope::Machine, LIST_BUDGET);
+        assert!(machine.is_agent_due(&known, &macs, now));
+    }
+}
