@@ -8,6 +8,7 @@
 mod console;
 mod guests;
 mod make;
+mod networks;
 mod remove;
 
 use std::collections::HashSet;

@@ -25,9 +25,43 @@ pub struct Instance {
     pub hostname: String,
     /// The ProviderID that its kubelet has to report.
     pub provider_id: String,
-    /// The MAC address of its network interface.
-    pub mac: String,
+    /// Its network interfaces. The first one has the preferred default route.
+    pub interfaces: Vec<Interface>,
 }
+
+/// A network interface of a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Its MAC address.
+    pub mac: String,
+    /// How it gets addresses.
+    pub addressing: Addressing,
+}
+
+/// How an interface gets addresses. A guest without a network manager that works in the background waits in
+/// vain for a server that does not exist, so the configuration names only the ways that its network may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addressing {
+    /// By DHCP for IPv4.
+    pub dhcp4: bool,
+    /// By IPv6 router advertisement.
+    pub accept_ra: bool,
+    /// By DHCPv6.
+    pub dhcp6: bool,
+}
+
+impl Addressing {
+    /// For a network that the driver knows nothing about.
+    pub const ANY: Self = Self {
+        dhcp4: true,
+        accept_ra: true,
+        dhcp6: true,
+    };
+}
+
+/// The route metric of the second interface; each further one has a higher one. Guests use lower metrics, or
+/// at most this one, for the first interface.
+const METRIC: usize = 2000;
 
 impl Instance {
     /// Returns the instance metadata. The host name is quoted, since YAML would read `1001` as a number and
@@ -39,15 +73,46 @@ impl Instance {
         )
     }
 
-    /// Returns the network configuration: DHCP on the only interface. The interface is matched by its MAC
-    /// address, since its name depends on the guest. The DHCP server knows the guest by the same address:
-    /// two guests of an image with a machine-id in it would share a lease.
+    /// Returns the network configuration.
     fn network_config(&self) -> String {
-        format!(
-            "version: 2\nethernets:\n  primary:\n    match: {{macaddress: \"{}\"}}\n    set-name: eth0\n    \
-             dhcp4: true\n    dhcp-identifier: mac\n",
-            self.mac
-        )
+        let interfaces = self.interfaces.iter().enumerate();
+        let interfaces = interfaces.map(|(index, interface)| interface.config(index));
+        format!("version: 2\nethernets:\n{}", interfaces.collect::<String>())
+    }
+}
+
+impl Interface {
+    /// Returns its part of the network configuration. It is matched by its MAC address, since its name
+    /// depends on the guest. The DHCP server knows the guest by the same address: two guests of an image with
+    /// a machine-id in it would share a lease. The guest does not wait for the second and further interfaces.
+    fn config(&self, index: usize) -> String {
+        let Addressing {
+            dhcp4,
+            accept_ra,
+            dhcp6,
+        } = self.addressing;
+        let mut lines = vec![
+            format!("  eth{index}:"),
+            format!("    match: {{macaddress: \"{}\"}}", self.mac),
+            format!("    set-name: eth{index}"),
+            format!("    dhcp4: {dhcp4}"),
+        ];
+        let mut add = |is_used: bool, line: &str| {
+            if is_used {
+                lines.push(format!("    {line}"));
+            }
+        };
+        add(dhcp4, "dhcp-identifier: mac");
+        add(dhcp6, "dhcp6: true");
+        add(accept_ra, "accept-ra: true");
+        if index > 0 {
+            let metric = METRIC + index;
+            add(true, "optional: true");
+            // cloud-init refuses overrides that differ between the families.
+            add(dhcp4, &format!("dhcp4-overrides: {{route-metric: {metric}}}"));
+            add(dhcp6, &format!("dhcp6-overrides: {{route-metric: {metric}}}"));
+        }
+        lines.into_iter().map(|line| line + "\n").collect()
     }
 }
 
@@ -122,8 +187,26 @@ mod tests {
             id: "9f1c".to_owned(),
             hostname: "md-0-x7k2p".to_owned(),
             provider_id: "libvirt://host-a/9f1c".to_owned(),
-            mac: "52:01:02:03:04:05".to_owned(),
+            interfaces: vec![Interface {
+                mac: "52:01:02:03:04:05".to_owned(),
+                addressing: Addressing::ANY,
+            }],
         }
+    }
+
+    fn network(addressing: &[Addressing]) -> serde_json::Value {
+        let interfaces = addressing
+            .iter()
+            .enumerate()
+            .map(|(index, addressing)| Interface {
+                mac: format!("52:01:02:03:04:{index:02x}"),
+                addressing: *addressing,
+            });
+        let instance = Instance {
+            interfaces: interfaces.collect(),
+            ..instance()
+        };
+        serde_saphyr::from_str(&instance.network_config()).unwrap()
     }
 
     /// The files by their Joliet names. Reads the directory records without the library that wrote them.
@@ -170,9 +253,56 @@ mod tests {
         );
         assert_eq!(
             String::from_utf8(files[1].1.clone()).unwrap(),
-            "version: 2\nethernets:\n  primary:\n    match: {macaddress: \"52:01:02:03:04:05\"}\n    \
-             set-name: eth0\n    dhcp4: true\n    dhcp-identifier: mac\n"
+            "version: 2\nethernets:\n  eth0:\n    match: {macaddress: \"52:01:02:03:04:05\"}\n    \
+             set-name: eth0\n    dhcp4: true\n    dhcp-identifier: mac\n    dhcp6: true\n    \
+             accept-ra: true\n"
         );
+    }
+
+    #[test]
+    fn the_network_configuration_names_only_ways_that_exist() {
+        let any = Addressing::ANY;
+        for (addressing, expected) in [
+            (
+                Addressing {
+                    accept_ra: false,
+                    dhcp6: false,
+                    ..any
+                },
+                serde_json::json!({"dhcp4": true, "dhcp-identifier": "mac"}),
+            ),
+            (
+                Addressing { dhcp4: false, ..any },
+                serde_json::json!({"dhcp4": false, "dhcp6": true, "accept-ra": true}),
+            ),
+            (
+                Addressing {
+                    dhcp4: false,
+                    dhcp6: false,
+                    ..any
+                },
+                serde_json::json!({"dhcp4": false, "accept-ra": true}),
+            ),
+        ] {
+            let mut interface = network(&[addressing])["ethernets"]["eth0"].take();
+            for field in ["match", "set-name"] {
+                assert!(interface.as_object_mut().unwrap().remove(field).is_some());
+            }
+            assert_eq!(interface, expected);
+        }
+    }
+
+    #[test]
+    fn the_first_interface_has_the_preferred_route() {
+        let network = network(&[Addressing::ANY, Addressing::ANY]);
+        let [first, second] = ["eth0", "eth1"].map(|name| &network["ethernets"][name]);
+        assert_eq!(second["match"]["macaddress"], "52:01:02:03:04:01");
+        assert_eq!(second["set-name"], "eth1");
+        assert_eq!(second["optional"], true);
+        for field in ["dhcp4-overrides", "dhcp6-overrides"] {
+            assert_eq!(second[field], serde_json::json!({"route-metric": 2001}));
+            assert!(first[field].is_null());
+        }
     }
 
     #[test]

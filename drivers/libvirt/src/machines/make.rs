@@ -7,19 +7,18 @@ use sha2::{Digest as _, Sha256};
 use virt::connect::Connect;
 use virt::domain::Domain;
 use virt::error::{Error, ErrorNumber};
-use virt::network::Network;
 use virt::storage_pool::StoragePool;
 use virt::storage_vol::StorageVol;
 use virt::stream::Stream;
 
-use super::{Guests, Look, Lookup, Scope, Vm, look};
+use super::{Guests, Look, Lookup, Scope, Vm, look, networks};
 use crate::config::{Image, ImageFormat, Size, VirtType, VmPool};
 use crate::errors::{of_a_volume, status};
 use crate::identity::MachineKey;
 use crate::images::{CheckedImage, Images, hex};
 use crate::metadata::Record;
 use crate::placement::{Held, Reservations};
-use crate::seed::{self, Instance};
+use crate::seed::{self, Addressing, Instance, Interface};
 use crate::spec::{GB, VmSpec};
 use crate::xml::{self, Attachment, Bootstrap};
 
@@ -76,6 +75,7 @@ pub enum Created {
 /// The result of the checks before the first change.
 struct Checked {
     pool: StoragePool,
+    addressing: Addressing,
     image: CheckedImage,
     root_bytes: u64,
     /// Held until the domain counts towards the host's memory.
@@ -149,7 +149,10 @@ fn check(connect: &Connect, request: &MachineRequest) -> Result<Checked> {
         Status::new(Code::ResourceExhausted, what)
     })?;
     let pool = active_pool(connect, &request.pool.storage_pool)?;
-    check_attachment(connect, &request.pool)?;
+    let addressing = match &request.pool.network {
+        Some(network) => networks::addressing(connect, network)?,
+        None => Addressing::ANY,
+    };
     let image = request
         .images
         .check(connect, &request.host, &request.image_name, &request.image)?;
@@ -157,6 +160,7 @@ fn check(connect: &Connect, request: &MachineRequest) -> Result<Checked> {
     let root_bytes = root_bytes(request, &image)?.next_multiple_of(KIB);
     Ok(Checked {
         pool,
+        addressing,
         image,
         root_bytes,
         _memory: held,
@@ -187,17 +191,6 @@ fn active_pool(connect: &Connect, name: &str) -> Result<StoragePool> {
     Err(Status::new(Code::FailedPrecondition, what))
 }
 
-fn check_attachment(connect: &Connect, pool: &VmPool) -> Result<()> {
-    let Some(name) = &pool.network else { return Ok(()) };
-    let failed = |error| status(&format!("looking for network `{name}`"), error);
-    let network = Network::lookup_by_name(connect, name).map_err(failed)?;
-    if network.is_active().map_err(failed)? {
-        return Ok(());
-    }
-    let what = format!("network `{name}` is not active: start it, and enable its autostart");
-    Err(Status::new(Code::FailedPrecondition, what))
-}
-
 /// Returns the size of the root file system: at least the image's size, and more if the spec asks for it.
 fn root_bytes(request: &MachineRequest, image: &CheckedImage) -> Result<u64> {
     let Some(gigabytes) = request.spec.root_fs_size else {
@@ -217,6 +210,7 @@ fn root_bytes(request: &MachineRequest, image: &CheckedImage) -> Result<u64> {
 fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Result<()> {
     let Checked {
         pool,
+        addressing,
         image,
         root_bytes,
         ..
@@ -245,7 +239,10 @@ fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Resul
         id: key.uuid().to_string(),
         hostname: key.hostname(),
         provider_id: id.clone(),
-        mac: key.mac(),
+        interfaces: vec![Interface {
+            mac: key.mac(),
+            addressing: *addressing,
+        }],
     };
     let seed = if is_ignition {
         data.to_vec()
