@@ -149,7 +149,9 @@ virtType: $type
 hosts:
   here: {uri: "$LIBVIRT_DEFAULT_URI", reservedMemoryMib: 256}
 vmPools:
-  default: {storagePool: $NAME, network: $NAME, image: tiny, maxRootFsGb: 1}
+  default: {storagePool: $NAME, network: $NAME, image: tiny, maxDiskGb: 1}
+networks:
+  $NAME: {network: $NAME}
 sizes:
   small: {cpus: 1, memoryMib: 128}
 images:

@@ -263,6 +263,8 @@ fn plant_on(uri: &str, host: &str, config: &Config, key: &MachineKey) -> Result<
         vm_pool: pool.clone(),
         size: "small".to_owned(),
         root_fs_bytes: 0,
+        disks_gb: Vec::new(),
+        networks: vec!["default".to_owned()],
         image: "tiny".to_owned(),
         host: host.to_owned(),
         tags: BTreeMap::new(),

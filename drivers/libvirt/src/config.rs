@@ -23,6 +23,9 @@ pub struct Config {
     /// The pools that `vmPool` of a provider spec names. Required.
     #[garde(length(min = 1), custom(dns_labels), dive)]
     pub vm_pools: BTreeMap<String, VmPool>,
+    /// The networks that pools and `networks` of a provider spec name. Required.
+    #[garde(length(min = 1), custom(dns_labels), dive)]
+    pub networks: BTreeMap<String, Network>,
     /// The sizes that `size` of a provider spec names. Required.
     #[garde(length(min = 1), custom(dns_labels), dive)]
     pub sizes: BTreeMap<String, Size>,
@@ -62,22 +65,41 @@ pub struct VmPool {
     /// The storage pool for disks and seeds; it is on every host of the pool and active. Required.
     #[garde(length(min = 1))]
     pub storage_pool: String,
-    /// The network of libvirt that machines are in. Either this or `bridge`.
-    #[garde(inner(length(min = 1)), custom(either_network_or_bridge(self.bridge.is_some())))]
-    pub network: Option<String>,
-    /// The bridge of the host that machines are attached to.
-    #[garde(inner(length(min = 1)))]
-    pub bridge: Option<String>,
+    /// The network of machines whose spec names none. Required.
+    #[garde(skip)]
+    pub network: String,
     /// The image of machines whose spec names none. Required.
     #[garde(skip)]
     pub image: String,
     /// The hosts that machines are placed on. Default: all.
     #[garde(skip)]
     pub hosts: Option<BTreeSet<String>>,
-    /// The largest root file system, GB. Default: 1000.
-    #[serde(default = "default_max_root_fs")]
+    /// The largest root file system or data disk, GB. Default: 1000.
+    #[serde(default = "default_max_disk")]
     #[garde(range(min = 1, max = 1_000_000))]
-    pub max_root_fs_gb: u64,
+    pub max_disk_gb: u64,
+}
+
+/// A network of guests, on every host of the pools that use it.
+#[derive(Clone, Debug, Deserialize, Validate)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Network {
+    /// The network of libvirt. Either this or `bridge`.
+    #[garde(inner(length(min = 1)), custom(either_network_or_bridge(self)))]
+    pub network: Option<String>,
+    /// The bridge of the host.
+    #[garde(inner(length(min = 1)))]
+    pub bridge: Option<String>,
+    /// Whether the bridge is one of Open vSwitch. Default: a bridge of Linux.
+    #[serde(default)]
+    #[garde(skip)]
+    pub open_v_switch: bool,
+    /// The VLAN of the guests on the bridge. A bridge of Linux needs libvirt 11. Default: none.
+    #[garde(inner(range(min = 1, max = 4094)))]
+    pub vlan: Option<u16>,
+    /// The MTU of the guests on the bridge. Default: the bridge's.
+    #[garde(inner(range(min = 68, max = 65_535)))]
+    pub mtu: Option<u16>,
 }
 
 /// The CPUs and memory of a machine of a size.
@@ -171,7 +193,7 @@ const fn default_reserved_memory() -> u64 {
     1024
 }
 
-const fn default_max_root_fs() -> u64 {
+const fn default_max_disk() -> u64 {
     1000
 }
 
@@ -202,13 +224,19 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks that the images and hosts that pools name exist.
+    /// Checks that the images, networks and hosts that pools name exist.
     fn check_names(&self) -> anyhow::Result<()> {
         for (name, pool) in &self.vm_pools {
             if !self.images.contains_key(&pool.image) {
                 anyhow::bail!(
                     "vmPools.{name}.image: image `{}` is not in `images`: add it there",
                     pool.image
+                );
+            }
+            if !self.networks.contains_key(&pool.network) {
+                anyhow::bail!(
+                    "vmPools.{name}.network: network `{}` is not in `networks`: add it there",
+                    pool.network
                 );
             }
             if let Some(hosts) = &pool.hosts {
@@ -304,10 +332,17 @@ fn absolute<C>(path: &str, _: &C) -> garde::Result {
     Err(garde::Error::new("the path on the host must be absolute"))
 }
 
-fn either_network_or_bridge(has_bridge: bool) -> impl FnOnce(&Option<String>, &()) -> garde::Result {
+fn either_network_or_bridge(network: &Network) -> impl FnOnce(&Option<String>, &()) -> garde::Result {
+    let has_bridge = network.bridge.is_some();
+    let has_options = network.open_v_switch || network.vlan.is_some() || network.mtu.is_some();
     move |network, ()| {
         if network.is_some() == has_bridge {
             return Err(garde::Error::new("set either `network` or `bridge`"));
+        }
+        if network.is_some() && has_options {
+            return Err(garde::Error::new(
+                "`openVSwitch`, `vlan` and `mtu` need a `bridge`: set them in libvirt's network",
+            ));
         }
         Ok(())
     }
@@ -324,8 +359,11 @@ hosts:
   host-a: {uri: 'qemu:///system'}
   host-b: {uri: 'qemu+tls://b.example/system', reservedMemoryMib: 0}
 vmPools:
-  default: {storagePool: machines, network: default, image: debian, maxRootFsGb: 100}
-  edge: {storagePool: machines, bridge: br0, image: tiny, hosts: [host-b]}
+  default: {storagePool: machines, network: lan, image: debian, maxDiskGb: 100}
+  edge: {storagePool: machines, network: storage, image: tiny, hosts: [host-b]}
+networks:
+  lan: {network: default}
+  storage: {bridge: br0, openVSwitch: true, vlan: 20, mtu: 9000}
 sizes:
   small: {cpus: 1, memoryMib: 2048}
   large: {cpus: 4, memoryMib: 8192}
@@ -364,12 +402,21 @@ images:
             ("qemu:///system", "qemu+tcp://a/system", "hosts.host-a.uri"),
             ("qemu:///system", "qemu+ext:///system", "hosts.host-a.uri"),
             ("host-a:", "host_a:", "hosts"),
-            ("network: default, ", "", "vmPools.default.network"),
+            ("network: lan, ", "", "vmPools.default"),
+            ("network: lan", "network: moon", "vmPools.default.network"),
+            ("network: default", "", "networks.lan.network"),
             (
                 "network: default",
                 "network: default, bridge: br0",
-                "vmPools.default.network",
+                "networks.lan.network",
             ),
+            (
+                "network: default",
+                "network: default, mtu: 9000",
+                "networks.lan.network",
+            ),
+            ("vlan: 20", "vlan: 4095", "networks.storage.vlan"),
+            ("mtu: 9000", "mtu: 60", "networks.storage.mtu"),
             ("image: tiny", "image: none", "vmPools.edge.image"),
             ("hosts: [host-b]", "hosts: [moon]", "vmPools.edge.hosts"),
             ("hosts: [host-b]", "hosts: []", "vmPools.edge.hosts"),

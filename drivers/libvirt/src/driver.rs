@@ -276,6 +276,11 @@ impl LibvirtDriver {
             spec: asked.spec.clone(),
             virt_type: self.config.virt_type,
             pool: wanted.pool.clone(),
+            networks: wanted
+                .networks
+                .iter()
+                .map(|(name, network)| ((*name).to_owned(), (*network).clone()))
+                .collect(),
             size: wanted.size.clone(),
             image_name: wanted.image_name.to_owned(),
             image: wanted.image.clone(),

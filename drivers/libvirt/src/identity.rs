@@ -9,6 +9,8 @@ use uuid::Uuid;
 
 /// The namespace of the UUIDs. It must never change, since existing domains have these UUIDs.
 const NAMESPACE: Uuid = Uuid::from_u128(0x9d4d_1b0e_5c1e_4f0b_8a53_6f1d_7c20_c3a1);
+/// The beginning of a data disk's name.
+const DATA: &str = "data";
 /// The prefix of all volumes that the driver makes for machines.
 const VOLUME_PREFIX: &str = "capcmi-";
 /// The most characters of a machine's name in the names of its domain and its host, before the digest.
@@ -60,14 +62,26 @@ impl MachineKey {
             .strip_prefix("seed-")
             .or_else(|| stem.strip_prefix("ignition-"));
         let is_digest = |digest: &str| digest.bytes().all(|digit| digit.is_ascii_hexdigit());
-        ["root", "console"].contains(&stem) || digest.is_some_and(is_digest)
+        let data = stem.strip_prefix(DATA).and_then(|index| index.strip_prefix('-'));
+        let is_index = |index: &str| index.bytes().all(|digit| digit.is_ascii_digit());
+        ["root", "console"].contains(&stem) || digest.is_some_and(is_digest) || data.is_some_and(is_index)
     }
 
-    /// The MAC address of the network interface: unicast, and locally administered.
-    pub fn mac(&self) -> String {
+    /// The MAC addresses of the network interfaces: unicast, and locally administered. The first byte counts
+    /// the interfaces in steps that leave these two bits alone.
+    pub fn macs(&self, count: usize) -> Vec<String> {
         let uuid = self.uuid();
-        let bytes = uuid.as_bytes()[..5].iter();
-        bytes.fold("52".to_owned(), |mac, byte| format!("{mac}:{byte:02x}"))
+        let first = (0x52..=0xfe_u8).step_by(4).take(count);
+        let mac = |first: u8| {
+            let bytes = uuid.as_bytes()[..5].iter();
+            bytes.fold(format!("{first:02x}"), |mac, byte| format!("{mac}:{byte:02x}"))
+        };
+        first.map(mac).collect()
+    }
+
+    /// The name of the volume with a data disk.
+    pub fn data_volume(&self, index: usize) -> String {
+        format!("{}{}.qcow2", self.volume_prefix(), data_disk(index))
     }
 
     /// The host name of the guest, and so the name of its Node. It is the machine's name if a Linux guest
@@ -87,6 +101,11 @@ impl MachineKey {
             uuid: self.uuid(),
         }
     }
+}
+
+/// The name of a data disk. It is the disk's serial number in the guest.
+pub fn data_disk(index: usize) -> String {
+    format!("{DATA}-{index}")
 }
 
 /// The UUID of a list of texts. The digest includes their lengths, so `a` and `bc` differ from `ab` and `c`.
@@ -173,7 +192,7 @@ mod tests {
         // VMs from earlier versions have these values.
         assert_eq!(key.uuid().to_string(), "849cb38e-e165-5cff-b75c-57da245b141d");
         assert_eq!(key.domain_name(), "md-0-x7k2p-39cd3dff23e25e0c");
-        assert_eq!(key.mac(), "52:84:9c:b3:8e:e1");
+        assert_eq!(key.macs(1), ["52:84:9c:b3:8e:e1"]);
         assert_eq!(key.hostname(), "md-0-x7k2p");
     }
 
@@ -188,7 +207,7 @@ mod tests {
         let other = key("a", "bc", "2");
         assert_eq!(one.domain_name(), other.domain_name());
         assert_ne!(one.uuid(), other.uuid());
-        assert_ne!(one.mac(), other.mac());
+        assert_ne!(one.macs(1), other.macs(1));
         assert_ne!(one.volume_prefix(), other.volume_prefix());
     }
 
@@ -226,6 +245,10 @@ mod tests {
             ("seed-0123456789abcdef-clone", false),
             ("console-clone.log", false),
             ("backup.qcow2", false),
+            ("data-0.qcow2", true),
+            ("data-15.snapshot-1", true),
+            ("data-0-clone.qcow2", false),
+            ("database.qcow2", false),
         ] {
             let name = |key: &MachineKey| format!("{}{rest}", key.volume_prefix());
             assert_eq!(key.has_volume(&name(&key)), expected, "{rest}");
@@ -235,11 +258,16 @@ mod tests {
     }
 
     #[test]
-    fn a_mac_is_unicast_and_locally_administered() {
-        let mac = key("c", "n", "i").mac();
-        let first = u8::from_str_radix(&mac[..2], 16).unwrap();
-        assert_eq!((first & 1, first & 2), (0, 2), "{mac}");
-        assert_eq!(mac.len(), 17);
+    fn macs_are_unicast_locally_administered_and_different() {
+        let macs = key("c", "n", "i").macs(8);
+        for mac in &macs {
+            let first = u8::from_str_radix(&mac[..2], 16).unwrap();
+            assert_eq!((first & 1, first & 2), (0, 2), "{mac}");
+            assert_eq!(mac.len(), 17);
+        }
+        let different: std::collections::HashSet<_> = macs.iter().collect();
+        assert_eq!(different.len(), 8);
+        assert_eq!(&macs[1][..3], "56:");
     }
 
     #[test]

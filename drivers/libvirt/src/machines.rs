@@ -344,7 +344,7 @@ impl Vm {
                 uuid: key.uuid(),
                 may_answer: state.0 == virt_sys::VIR_DOMAIN_RUNNING,
             };
-            let found = look.addresses(&record.host, &guest, &[key.mac()]).into_iter();
+            let found = look.addresses(&record.host, &guest, &record.macs()).into_iter();
             machine.addresses.extend(found.map(|address| Address {
                 kind: AddressType::InternalIP,
                 address: address.to_string(),

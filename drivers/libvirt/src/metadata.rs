@@ -47,6 +47,10 @@ pub struct Record {
     pub size: String,
     /// The size of its root file system when it was made, in bytes.
     pub root_fs_bytes: u64,
+    /// The sizes of its data disks, GB.
+    pub disks_gb: Vec<u64>,
+    /// The networks of its interfaces.
+    pub networks: Vec<String>,
     /// The image that it was made from.
     pub image: String,
     /// The host that the spec asked for, or that it was placed on.
@@ -81,6 +85,11 @@ impl Record {
         }
     }
 
+    /// The MAC addresses of the machine's interfaces.
+    pub fn macs(&self) -> Vec<String> {
+        self.key().macs(self.networks.len())
+    }
+
     /// Whether the metadata belongs to this machine, including its machine object.
     pub fn is_of(&self, key: &MachineKey) -> bool {
         self.key() == *key
@@ -102,6 +111,11 @@ impl Record {
                 spec.root_fs_size
                     .is_none_or(|gb| gb == gigabytes(self.root_fs_bytes)),
             ),
+            (
+                "networks",
+                spec.networks.as_ref().is_none_or(|names| *names == self.networks),
+            ),
+            ("disks", spec.disk_sizes().eq(self.disks_gb.iter().copied())),
             (
                 "failureDomain",
                 spec.failure_domain.as_ref().is_none_or(|host| *host == self.host),
@@ -184,6 +198,8 @@ pub(crate) mod tests {
             vm_pool: "default".to_owned(),
             size: "small".to_owned(),
             root_fs_bytes: 20 * crate::spec::GB,
+            disks_gb: vec![5],
+            networks: vec!["lan".to_owned()],
             image: "debian".to_owned(),
             host: "host-a".to_owned(),
             tags: BTreeMap::new(),
@@ -250,7 +266,7 @@ pub(crate) mod tests {
     #[test]
     fn an_incompatible_field_is_named_and_hot_fields_are_ignored() {
         let spec = |change: serde_json::Value| -> VmSpec {
-            let mut spec = serde_json::json!({"vmPool": "default", "size": "small"});
+            let mut spec = serde_json::json!({"vmPool": "default", "size": "small", "disks": [{"size": 5}]});
             for (key, value) in change.as_object().unwrap() {
                 spec[key] = value.clone();
             }
@@ -270,6 +286,10 @@ pub(crate) mod tests {
             (serde_json::json!({"size": "large"}), Some("size")),
             (serde_json::json!({"image": "tiny"}), Some("image")),
             (serde_json::json!({"rootFsSize": 21}), Some("rootFsSize")),
+            (serde_json::json!({"networks": ["lan"]}), None),
+            (serde_json::json!({"networks": ["lan", "lan"]}), Some("networks")),
+            (serde_json::json!({"disks": []}), Some("disks")),
+            (serde_json::json!({"disks": [{"size": 6}]}), Some("disks")),
             (
                 serde_json::json!({"failureDomain": "host-b"}),
                 Some("failureDomain"),

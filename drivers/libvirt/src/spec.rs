@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
-use crate::config::{Config, Image, Size, VmPool};
+use crate::config::{Config, Image, Network, Size, VmPool};
 use crate::identity::MachineKey;
 
 /// The field with the tags.
@@ -22,6 +22,14 @@ const ROOT_FS_SIZE: &str = "rootFsSize";
 const SHARES: std::ops::RangeInclusive<u64> = 2..=10_000;
 /// The least memory that a guest can run with.
 const LEAST_MEMORY_MIB: u64 = 64;
+/// The field with the networks.
+const NETWORKS: &str = "networks";
+/// The field with the data disks.
+const DISKS: &str = "disks";
+/// The most network interfaces of a VM.
+const MAX_NETWORKS: usize = 8;
+/// The most data disks of a VM.
+const MAX_DISKS: usize = 16;
 /// A decimal GB, the unit of disk sizes.
 pub const GB: u64 = 1_000_000_000;
 
@@ -44,6 +52,16 @@ pub struct VmSpec {
     #[serde(default, deserialize_with = "whole_if_there")]
     #[schemars(with = "u64")]
     pub root_fs_size: Option<u64>,
+    /// The networks of the VM's interfaces, by their names in the driver's configuration. The first one has
+    /// the preferred default route. Default: the pool's network.
+    #[serde(default, deserialize_with = "names_if_there")]
+    #[schemars(with = "Vec<String>", length(min = 1, max = MAX_NETWORKS))]
+    pub networks: Option<Vec<String>>,
+    /// The data disks. They are empty when the VM is created, and deleted with it. The guest finds the first
+    /// one at `/dev/disk/by-id/virtio-data-0`. Default: none.
+    #[serde(default, deserialize_with = "not_too_many")]
+    #[schemars(length(max = MAX_DISKS))]
+    pub disks: Vec<DataDisk>,
     /// Share of the host's processors while they are short. A VM without this field has 100 on a host with
     /// control groups version 2, and 1024 with version 1. Can be changed while the VM lives. Default: the
     /// host's.
@@ -63,6 +81,16 @@ pub struct VmSpec {
     #[serde(default)]
     #[schemars(default)]
     pub tags: BTreeMap<String, String>,
+}
+
+/// A data disk of a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(inline)]
+pub struct DataDisk {
+    /// Its size, GB.
+    #[serde(deserialize_with = "whole")]
+    pub size: u64,
 }
 
 /// The tags that a call needs.
@@ -94,6 +122,8 @@ pub struct Wanted<'a> {
     pub pool: &'a VmPool,
     /// The size.
     pub size: &'a Size,
+    /// The networks with their names, one for each interface.
+    pub networks: Vec<(&'a str, &'a Network)>,
     /// The name of the image.
     pub image_name: &'a str,
     /// The image.
@@ -163,6 +193,11 @@ impl VmSpec {
         self.tags.get(tags::CLUSTER).map_or("", String::as_str)
     }
 
+    /// The sizes of the data disks, GB.
+    pub fn disk_sizes(&self) -> impl Iterator<Item = u64> {
+        self.disks.iter().map(|disk| disk.size)
+    }
+
     /// Returns the tags that do not identify the machine.
     pub fn own_tags(&self) -> BTreeMap<String, String> {
         let all = self.tags.iter();
@@ -185,6 +220,7 @@ impl VmSpec {
             .images
             .get_key_value(wanted_image)
             .ok_or_else(|| unknown("/image", wanted_image, config.images.keys()))?;
+        let networks = self.networks_within(config, pool)?;
         let hosts: Vec<&str> = config
             .hosts_of(pool)
             .filter(|host| self.failure_domain.as_deref().is_none_or(|asked| asked == *host))
@@ -192,23 +228,43 @@ impl VmSpec {
         if let Some(asked) = self.failure_domain.as_ref().filter(|_| hosts.is_empty()) {
             return Err(unknown("/failureDomain", asked, config.hosts_of(pool)));
         }
-        if let Some(asked) = self.root_fs_size
-            && !(1..=pool.max_root_fs_gb).contains(&asked)
-        {
-            let most = pool.max_root_fs_gb;
-            return Err(out_of_range(
-                ROOT_FS_SIZE,
-                &format!("is {asked} GB: the pool allows 1 to {most} GB"),
-            ));
+        let root = self.root_fs_size.map(|size| (ROOT_FS_SIZE.to_owned(), size));
+        let data = self.disks.iter().enumerate();
+        let data = data.map(|(index, disk)| (format!("{DISKS}/{index}/size"), disk.size));
+        let most = pool.max_disk_gb;
+        for (field, asked) in root.into_iter().chain(data) {
+            if !(1..=most).contains(&asked) {
+                let what = format!("is {asked} GB: the pool allows 1 to {most} GB");
+                return Err(out_of_range(&field, &what));
+            }
         }
         self.check_hot(size.memory_mib)?;
         Ok(Wanted {
             pool,
             size,
+            networks,
             image_name,
             image,
             hosts,
         })
+    }
+
+    fn networks_within<'a>(
+        &self,
+        config: &'a Config,
+        pool: &'a VmPool,
+    ) -> Result<Vec<(&'a str, &'a Network)>> {
+        let default = std::slice::from_ref(&pool.network);
+        let asked = self.networks.as_deref().unwrap_or(default).iter().enumerate();
+        let of = |(index, name): (usize, &String)| match config.networks.get_key_value(name) {
+            Some((name, network)) => Ok((name.as_str(), network)),
+            None => Err(unknown(
+                &format!("/{NETWORKS}/{index}"),
+                name,
+                config.networks.keys(),
+            )),
+        };
+        asked.map(of).collect()
     }
 
     /// Checks that the configuration has the spec's host.
@@ -259,9 +315,14 @@ pub fn schema(config: &Config) -> SpecSchema {
     fields["size"]["enum"] = json!(config.sizes.keys().collect::<Vec<_>>());
     fields["image"]["enum"] = json!(config.images.keys().collect::<Vec<_>>());
     fields["failureDomain"]["enum"] = json!(config.hosts.keys().collect::<Vec<_>>());
-    let largest = config.vm_pools.values().map(|pool| pool.max_root_fs_gb).max();
-    fields[ROOT_FS_SIZE]["minimum"] = json!(1);
-    fields[ROOT_FS_SIZE]["maximum"] = json!(largest);
+    fields[NETWORKS]["items"]["enum"] = json!(config.networks.keys().collect::<Vec<_>>());
+    let largest = config.vm_pools.values().map(|pool| pool.max_disk_gb).max();
+    let limit = |size: &mut Value| {
+        size["minimum"] = json!(1);
+        size["maximum"] = json!(largest);
+    };
+    limit(&mut fields[ROOT_FS_SIZE]);
+    limit(&mut fields[DISKS]["items"]["properties"]["size"]);
     SpecSchema::new(schema)
 }
 
@@ -295,10 +356,30 @@ fn tag_place(tag: &str) -> String {
     format!("/{TAGS}/{}", tag.replace('~', "~0").replace('/', "~1"))
 }
 
-/// Formats a path such as `tags.team` as `'s /tags/team`. Field names have no dot. A dot in the name of a tag
-/// becomes a slash, and the path is still recognizable.
+/// Formats a path such as `disks[0].size` as `'s /disks/0/size`. Field names have no dot and no bracket. In
+/// the name of a tag, they become slashes or are left out, and the path is still recognizable.
 fn pointer(path: &str) -> String {
-    format!("'s /{}", path.replace('.', "/"))
+    format!("'s /{}", path.replace(['.', '['], "/").replace(']', ""))
+}
+
+fn names_if_there<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Option<Vec<String>>, D::Error> {
+    let names = Vec::<String>::deserialize(deserializer)?;
+    if !(1..=MAX_NETWORKS).contains(&names.len()) {
+        let what = format!("must have 1 to {MAX_NETWORKS} names");
+        return Err(serde::de::Error::custom(what));
+    }
+    Ok(Some(names))
+}
+
+fn not_too_many<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<DataDisk>, D::Error> {
+    let disks = Vec::deserialize(deserializer)?;
+    if disks.len() > MAX_DISKS {
+        let what = format!("must have at most {MAX_DISKS} disks");
+        return Err(serde::de::Error::custom(what));
+    }
+    Ok(disks)
 }
 
 fn not_blank<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<String, D::Error> {
@@ -315,8 +396,12 @@ fn not_blank_if_there<'de, D: Deserializer<'de>>(
     not_blank(deserializer).map(Some)
 }
 
-/// Reads an integer, which may also be written as `20.0`.
 fn whole_if_there<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<u64>, D::Error> {
+    whole(deserializer).map(Some)
+}
+
+/// Reads an integer, which may also be written as `20.0`.
+fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<u64, D::Error> {
     let number = serde_json::Number::deserialize(deserializer)?;
     let whole = number.as_u64().or_else(|| {
         let number = number
@@ -326,7 +411,7 @@ fn whole_if_there<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Re
         format!("{number:.0}").parse().ok().or(Some(u64::MAX))
     });
     let refused = || serde::de::Error::custom("must be a whole number that is not negative");
-    whole.map(Some).ok_or_else(refused)
+    whole.ok_or_else(refused)
 }
 
 #[cfg(test)]
@@ -369,6 +454,49 @@ mod tests {
                 None,
                 "",
             ),
+            (
+                json!({"networks": ["storage", "lan"], "disks": [{"size": 1}, {"size": 100}]}),
+                None,
+                "",
+            ),
+            (json!({"disks": []}), None, ""),
+            (json!({"networks": []}), Some(InvalidArgument), "/networks"),
+            (json!({"networks": "lan"}), Some(InvalidArgument), "/networks"),
+            (
+                json!({"networks": ["lan", "moon"]}),
+                Some(InvalidArgument),
+                "/networks/1",
+            ),
+            (
+                json!({"networks": vec!["lan"; 9]}),
+                Some(InvalidArgument),
+                "/networks",
+            ),
+            (
+                json!({"disks": [{"size": 1}, {}]}),
+                Some(InvalidArgument),
+                "/disks/1",
+            ),
+            (
+                json!({"disks": [{"size": 1, "colour": 1}]}),
+                Some(InvalidArgument),
+                "/disks/0/colour",
+            ),
+            (
+                json!({"disks": [{"size": "1"}]}),
+                Some(InvalidArgument),
+                "/disks/0/size",
+            ),
+            (
+                json!({"disks": [{"size": 1}, {"size": 0}]}),
+                Some(OutOfRange),
+                "/disks/1/size",
+            ),
+            (
+                json!({"disks": vec![json!({"size": 1}); 17]}),
+                Some(InvalidArgument),
+                "/disks",
+            ),
             (json!({"vmPool": null}), Some(InvalidArgument), "vmPool"),
             (json!({"vmPool": ""}), Some(InvalidArgument), "/vmPool"),
             (json!({"vmPool": "moon"}), Some(InvalidArgument), "/vmPool"),
@@ -410,6 +538,7 @@ mod tests {
     fn limits_from_other_fields_are_checked_beside_the_schema() {
         for change in [
             json!({"rootFsSize": 101}),
+            json!({"disks": [{"size": 101}], "vmPool": "default"}),
             json!({"memoryMib": 4096}),
             json!({"size": "large", "memoryMib": 10_000}),
         ] {

@@ -6,7 +6,8 @@ use cmi_driver::{Code, Result, Status};
 use quick_xml::Writer;
 use quick_xml::events::BytesText;
 
-use crate::config::{DirectBoot, Firmware, ImageFormat, VirtType};
+use crate::config::{DirectBoot, Firmware, ImageFormat, Network, VirtType};
+use crate::identity::data_disk;
 use crate::metadata::Record;
 
 type Xml = Writer<Vec<u8>>;
@@ -40,10 +41,19 @@ pub struct Domain<'a> {
     pub bootstrap: Bootstrap<'a>,
     /// Path of the file for its serial console, on the host.
     pub console_path: &'a str,
-    /// The network or bridge of its network interface.
-    pub attachment: Attachment<'a>,
-    /// The MAC address of its network interface.
+    /// Paths of the volumes of its data disks, on the host.
+    pub data_paths: &'a [String],
+    /// Its network interfaces.
+    pub interfaces: &'a [Interface<'a>],
+}
+
+/// A network interface.
+#[derive(Debug)]
+pub struct Interface<'a> {
+    /// Its MAC address.
     pub mac: &'a str,
+    /// The network that it is attached to.
+    pub network: &'a Network,
 }
 
 /// How a guest gets its bootstrap data.
@@ -61,15 +71,6 @@ pub enum Bootstrap<'a> {
         /// The ProviderID that its kubelet has to report.
         provider_id: &'a str,
     },
-}
-
-/// The network or bridge of a network interface.
-#[derive(Clone, Copy, Debug)]
-pub enum Attachment<'a> {
-    /// A network of libvirt.
-    Network(&'a str),
-    /// A bridge of the host.
-    Bridge(&'a str),
 }
 
 /// A volume to create.
@@ -180,20 +181,17 @@ impl Domain<'_> {
     }
 
     fn write_devices(&self, xml: &mut Xml) -> io::Result<()> {
-        write_disk(xml, "vda", self.root_path, "qcow2", false)?;
+        write_disk(xml, "vda", self.root_path, "qcow2", Purpose::Root)?;
         if let Bootstrap::Seed(path) = self.bootstrap {
             // A disk instead of a CD-ROM: cloud kernels have no driver for a CD-ROM.
-            write_disk(xml, "vdb", path, "raw", true)?;
+            write_disk(xml, "vdb", path, "raw", Purpose::Seed)?;
         }
-        let (kind, source) = match self.attachment {
-            Attachment::Network(name) => ("network", [("network", name)]),
-            Attachment::Bridge(name) => ("bridge", [("bridge", name)]),
-        };
-        element(xml, "interface", &[("type", kind)], |xml| {
-            empty(xml, "mac", &[("address", self.mac)])?;
-            empty(xml, "source", &source)?;
-            empty(xml, "model", &[("type", "virtio")])
-        })?;
+        for (index, (path, letter)) in self.data_paths.iter().zip('c'..='z').enumerate() {
+            write_disk(xml, &format!("vd{letter}"), path, "qcow2", Purpose::Data(index))?;
+        }
+        for interface in self.interfaces {
+            write_interface(xml, interface)?;
+        }
         element(xml, "serial", &[("type", "pty")], |xml| {
             empty(xml, "log", &[("file", self.console_path), ("append", "on")])?;
             empty(xml, "target", &[("port", "0")])
@@ -246,17 +244,58 @@ impl Volume<'_> {
     }
 }
 
+/// What a disk is for.
+#[derive(Clone, Copy)]
+enum Purpose {
+    Root,
+    Seed,
+    Data(usize),
+}
+
 /// Writes a disk by its path. With pool and volume instead, libvirt's AppArmor profile of the guest lacks the
 /// file, and QEMU may not open it.
-fn write_disk(xml: &mut Xml, at: &str, path: &str, format: &str, fixed: bool) -> io::Result<()> {
+fn write_disk(xml: &mut Xml, at: &str, path: &str, format: &str, purpose: Purpose) -> io::Result<()> {
     element(xml, "disk", &[("type", "file"), ("device", "disk")], |xml| {
         empty(xml, "driver", &[("name", "qemu"), ("type", format)])?;
         empty(xml, "source", &[("file", path)])?;
         empty(xml, "target", &[("dev", at), ("bus", "virtio")])?;
-        if fixed {
-            empty(xml, "readonly", &[])?;
+        match purpose {
+            Purpose::Root => Ok(()),
+            Purpose::Seed => empty(xml, "readonly", &[]),
+            Purpose::Data(index) => text(xml, "serial", &data_disk(index)),
         }
-        Ok(())
+    })
+}
+
+fn write_interface(xml: &mut Xml, interface: &Interface<'_>) -> io::Result<()> {
+    let Network {
+        network,
+        bridge,
+        open_v_switch,
+        vlan,
+        mtu,
+    } = interface.network;
+    // The configuration has exactly one of the two.
+    let (kind, name) = match (network, bridge) {
+        (Some(network), _) => ("network", network.as_str()),
+        (None, bridge) => ("bridge", bridge.as_deref().unwrap_or_default()),
+    };
+    element(xml, "interface", &[("type", kind)], |xml| {
+        empty(xml, "mac", &[("address", interface.mac)])?;
+        empty(xml, "source", &[(kind, name)])?;
+        if *open_v_switch {
+            empty(xml, "virtualport", &[("type", "openvswitch")])?;
+        }
+        if let Some(vlan) = vlan {
+            element(xml, "vlan", &[], |xml| {
+                empty(xml, "tag", &[("id", &vlan.to_string())])
+            })?;
+        }
+        empty(xml, "model", &[("type", "virtio")])?;
+        match mtu {
+            Some(mtu) => empty(xml, "mtu", &[("size", &mtu.to_string())]),
+            None => Ok(()),
+        }
     })
 }
 
@@ -312,8 +351,20 @@ fn mebibytes(xml: &mut Xml, name: &str, amount: u64) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
+    use crate::config::tests::example;
     use crate::metadata::tests::record;
+
+    static LAN: LazyLock<Network> = LazyLock::new(|| example().networks["lan"].clone());
+    static STORAGE: LazyLock<Network> = LazyLock::new(|| example().networks["storage"].clone());
+    static INTERFACES: LazyLock<[Interface<'static>; 1]> = LazyLock::new(|| {
+        [Interface {
+            mac: "52:01:02:03:04:05",
+            network: &LAN,
+        }]
+    });
 
     fn domain(record: &Record) -> Domain<'_> {
         Domain {
@@ -330,8 +381,8 @@ mod tests {
             root_path: "/pool/root.qcow2",
             bootstrap: Bootstrap::Seed("/pool/seed.iso"),
             console_path: "/pool/console.log",
-            attachment: Attachment::Network("default"),
-            mac: "52:01:02:03:04:05",
+            data_paths: &[],
+            interfaces: &*INTERFACES,
         }
     }
 
@@ -357,13 +408,16 @@ mod tests {
     }
 
     #[test]
-    fn the_domain_has_ignition_firmware_kernel_and_bridge_as_requested() {
+    fn the_domain_has_ignition_firmware_kernel_disks_and_bridge_as_requested() {
         let record = record();
         let boot = DirectBoot {
             kernel: "/k".to_owned(),
             initrd: Some("/i".to_owned()),
             command_line: "a=\"<b>\" & c".to_owned(),
         };
+        let paths = ["/pool/data-0.qcow2", "/pool/data-1.qcow2"].map(str::to_owned);
+        let interfaces = [("52:a", &*LAN), ("56:a", &*STORAGE)];
+        let interfaces = interfaces.map(|(mac, network)| Interface { mac, network });
         let domain = Domain {
             virt_type: VirtType::Kvm,
             firmware: Firmware::Efi,
@@ -373,7 +427,8 @@ mod tests {
                 hostname: "m-1",
                 provider_id: "libvirt://host-a/0b0b",
             },
-            attachment: Attachment::Bridge("br0"),
+            data_paths: &paths,
+            interfaces: &interfaces,
             cpu_shares: None,
             ..domain(&record)
         };
@@ -388,8 +443,14 @@ mod tests {
             "<firmware><feature enabled=\"no\" name=\"secure-boot\"/>\
                 <feature enabled=\"no\" name=\"enrolled-keys\"/></firmware>",
             "<kernel>/k</kernel><initrd>/i</initrd><cmdline>a=&quot;&lt;b&gt;&quot; &amp; c</cmdline>",
-            "<interface type=\"bridge\">",
-            "<source bridge=\"br0\"/>",
+            "<source file=\"/pool/data-0.qcow2\"/><target dev=\"vdc\" bus=\"virtio\"/>\
+                <serial>data-0</serial></disk>",
+            "<target dev=\"vdd\" bus=\"virtio\"/><serial>data-1</serial></disk>",
+            "<interface type=\"network\"><mac address=\"52:a\"/><source network=\"default\"/>\
+                <model type=\"virtio\"/></interface>",
+            "<interface type=\"bridge\"><mac address=\"56:a\"/><source bridge=\"br0\"/>\
+                <virtualport type=\"openvswitch\"/><vlan><tag id=\"20\"/></vlan>\
+                <model type=\"virtio\"/><mtu size=\"9000\"/></interface>",
         ] {
             assert!(xml.contains(part), "{part} is not in {xml}");
         }

@@ -49,6 +49,7 @@ fn a_driver_that_is_asked_to_stop_ends_although_a_call_of_libvirt_hangs() -> Res
         "virtType": "qemu",
         "hosts": {"host-a": {"uri": uri}},
         "vmPools": {"default": {"storagePool": "machines", "network": "default", "image": "none"}},
+        "networks": {"default": {"network": "default"}},
         "sizes": {"small": {"cpus": 1, "memoryMib": 128}},
         "images": {"none": {"storagePool": "images", "volume": "none", "format": "raw",
         "sha256": "0".repeat(64)}},

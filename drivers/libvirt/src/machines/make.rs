@@ -12,7 +12,7 @@ use virt::storage_vol::StorageVol;
 use virt::stream::Stream;
 
 use super::{Guests, Look, Lookup, Scope, Vm, look, networks};
-use crate::config::{Image, ImageFormat, Size, VirtType, VmPool};
+use crate::config::{Image, ImageFormat, Network, Size, VirtType, VmPool};
 use crate::errors::{of_a_volume, status};
 use crate::identity::MachineKey;
 use crate::images::{CheckedImage, Images, hex};
@@ -20,7 +20,7 @@ use crate::metadata::Record;
 use crate::placement::{Held, Reservations};
 use crate::seed::{self, Addressing, Instance, Interface};
 use crate::spec::{GB, VmSpec};
-use crate::xml::{self, Attachment, Bootstrap};
+use crate::xml::{self, Bootstrap};
 
 /// The most bytes in one call to libvirt.
 const CHUNK: usize = 256 * 1024;
@@ -42,6 +42,8 @@ pub struct MachineRequest {
     pub virt_type: VirtType,
     /// The pool that it is placed in.
     pub pool: VmPool,
+    /// The networks of its interfaces, with their names.
+    pub networks: Vec<(String, Network)>,
     /// Its CPUs and memory.
     pub size: Size,
     /// The name of the image in the configuration.
@@ -75,7 +77,8 @@ pub enum Created {
 /// The result of the checks before the first change.
 struct Checked {
     pool: StoragePool,
-    addressing: Addressing,
+    /// How each interface gets addresses.
+    addressing: Vec<Addressing>,
     image: CheckedImage,
     root_bytes: u64,
     /// Held until the domain counts towards the host's memory.
@@ -149,10 +152,14 @@ fn check(connect: &Connect, request: &MachineRequest) -> Result<Checked> {
         Status::new(Code::ResourceExhausted, what)
     })?;
     let pool = active_pool(connect, &request.pool.storage_pool)?;
-    let addressing = match &request.pool.network {
-        Some(network) => networks::addressing(connect, network)?,
-        None => Addressing::ANY,
-    };
+    let addressing = request
+        .networks
+        .iter()
+        .map(|(_, network)| match &network.network {
+            Some(name) => networks::addressing(connect, name),
+            None => Ok(Addressing::ANY),
+        });
+    let addressing = addressing.collect::<Result<_>>()?;
     let image = request
         .images
         .check(connect, &request.host, &request.image_name, &request.image)?;
@@ -235,14 +242,16 @@ fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Resul
         .format
         .as_ref()
         .is_some_and(|format| format.expose() == IGNITION);
+    let macs = key.macs(request.networks.len());
+    let interfaces = macs.iter().zip(addressing).map(|(mac, addressing)| Interface {
+        mac: mac.clone(),
+        addressing: *addressing,
+    });
     let instance = Instance {
         id: key.uuid().to_string(),
         hostname: key.hostname(),
         provider_id: id.clone(),
-        interfaces: vec![Interface {
-            mac: key.mac(),
-            addressing: *addressing,
-        }],
+        interfaces: interfaces.collect(),
     };
     let seed = if is_ignition {
         data.to_vec()
@@ -264,22 +273,12 @@ fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Resul
         backing: None,
     };
     let console_path = path(&have_volume(connect, request, pool, &console)?)?;
-    let record = Record {
-        name: key.name.clone(),
-        cluster: key.cluster.clone(),
-        identity: key.identity.clone(),
-        provider_id: id,
-        created_at: jiff::Timestamp::now(),
-        started: false,
-        started_at: None,
-        deleting: false,
-        vm_pool: request.spec.vm_pool.clone(),
-        size: request.spec.size.clone(),
-        root_fs_bytes: *root_bytes,
-        image: request.image_name.clone(),
-        host: request.host.clone(),
-        tags: request.spec.own_tags(),
-    };
+    let data_paths = data_volumes(connect, request, pool)?;
+    let interfaces = macs.iter().zip(&request.networks);
+    let interfaces: Vec<_> = interfaces
+        .map(|(mac, (_, network))| xml::Interface { mac, network })
+        .collect();
+    let record = new_record(request, id, *root_bytes);
     let domain = xml::Domain {
         name: &key.domain_name(),
         uuid: &key.uuid().to_string(),
@@ -302,14 +301,48 @@ fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Resul
             Bootstrap::Seed(&seed_path)
         },
         console_path: &console_path,
-        attachment: match (&request.pool.network, &request.pool.bridge) {
-            (Some(network), _) => Attachment::Network(network),
-            (None, bridge) => Attachment::Bridge(bridge.as_deref().unwrap_or_default()),
-        },
-        mac: &key.mac(),
+        data_paths: &data_paths,
+        interfaces: &interfaces,
     };
     let xml = domain.to_xml()?;
     define(connect, request, &xml, record)
+}
+
+/// Returns the metadata of a domain that was not started yet.
+fn new_record(request: &MachineRequest, provider_id: String, root_bytes: u64) -> Record {
+    Record {
+        name: request.key.name.clone(),
+        cluster: request.key.cluster.clone(),
+        identity: request.key.identity.clone(),
+        provider_id,
+        created_at: jiff::Timestamp::now(),
+        started: false,
+        started_at: None,
+        deleting: false,
+        vm_pool: request.spec.vm_pool.clone(),
+        size: request.spec.size.clone(),
+        root_fs_bytes: root_bytes,
+        disks_gb: request.spec.disk_sizes().collect(),
+        networks: request.networks.iter().map(|(name, _)| name.clone()).collect(),
+        image: request.image_name.clone(),
+        host: request.host.clone(),
+        tags: request.spec.own_tags(),
+    }
+}
+
+/// Returns the paths of the volumes of the data disks, and creates them if necessary.
+fn data_volumes(connect: &Connect, request: &MachineRequest, pool: &StoragePool) -> Result<Vec<String>> {
+    let sizes = request.spec.disk_sizes().enumerate();
+    let paths = sizes.map(|(index, gigabytes)| {
+        let volume = xml::Volume {
+            name: &request.key.data_volume(index),
+            capacity: gigabytes.saturating_mul(GB).next_multiple_of(KIB),
+            format: ImageFormat::Qcow2,
+            backing: None,
+        };
+        path(&have_volume(connect, request, pool, &volume)?)
+    });
+    paths.collect()
 }
 
 /// Defines and starts the domain. Adopts a domain that another process has defined in the time between:

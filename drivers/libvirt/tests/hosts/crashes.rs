@@ -64,7 +64,7 @@ const OF_A_CREATE: [Point; HOSTS.len()] = [
     after("overlay made", &procedure::MAKE_VOLUME, "-root.qcow2"),
     after("seed made", &procedure::MAKE_VOLUME, "-seed-"),
     amid("seed being written", Way::Upload, &procedure::UPLOAD),
-    after("console made", &procedure::MAKE_VOLUME, "-console.log"),
+    after("data disk made", &procedure::MAKE_VOLUME, "-data-0.qcow2"),
     after("domain defined", &procedure::DEFINE, ""),
     amid("domain being started", Way::There, &procedure::START),
     after("domain started", &procedure::START, ""),
@@ -78,7 +78,7 @@ const OF_A_DELETE: [Point; HOSTS.len()] = [
     after("domain switched off", &procedure::DESTROY, ""),
     after("overlay deleted", &procedure::DELETE_VOLUME, "-root.qcow2"),
     after("seed deleted", &procedure::DELETE_VOLUME, "-seed-"),
-    after("console deleted", &procedure::DELETE_VOLUME, "-console.log"),
+    after("data disk deleted", &procedure::DELETE_VOLUME, "-data-0.qcow2"),
     amid("domain being undefined", Way::There, &procedure::UNDEFINE),
     after("domain undefined", &procedure::UNDEFINE, ""),
 ];
@@ -220,14 +220,14 @@ fn ensure_one(lab: &Lab, host: &str, machine: &MachineRef) -> Result<()> {
     let there = domain(&connect, machine)?;
     ensure!(there.is_active()?);
     ensure!(there.get_autostart()?, "it does not start with its host");
-    for word in ["root", "seed", "console"] {
+    for word in ["root", "seed", "console", "data-0"] {
         let found = volumes(&connect, machine, word)?;
         ensure!(found.len() == 1, "{word}: {found:?}");
     }
     let left = lab.left_on(host)?;
     ensure!(
-        left.len() == 5,
-        "a domain, three volumes and one QEMU are expected: {left:?}"
+        left.len() == 6,
+        "a domain, four volumes and one QEMU are expected: {left:?}"
     );
     Ok(())
 }
@@ -245,7 +245,13 @@ async fn ensure_gone(lab: &Lab, host: &str, driver: &LibvirtDriver, machine: &Ma
 async fn crashes(breaker: &Breaker, at: usize, crash: Crash) -> Result<()> {
     let (lab, host) = (&breaker.lab, breaker.host);
     let driver = LibvirtDriver::new(Config::parse(&lab.config_over_wires(&[host])?)?);
-    let named = |name: &str| machine(&format!("{name}{at}"), &json!({}), b"#!/bin/sh\n");
+    let named = |name: &str| {
+        machine(
+            &format!("{name}{at}"),
+            &json!({"disks": [{"size": 1}]}),
+            b"#!/bin/sh\n",
+        )
+    };
 
     let point = OF_A_CREATE[at];
     let (finished, given_up, deleted) = (named("finished"), named("given-up"), named("deleted"));

@@ -1,15 +1,20 @@
 //! How guests boot, get their bootstrap data and report their addresses.
 
 use std::fs;
+use std::net::IpAddr;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use capcmi_driver_libvirt::LibvirtDriver;
 use capcmi_driver_libvirt::metadata::Record;
 use cmi_driver::{
-    AddressType, Driver as _, Machine, MachineRef, PowerState, SecretValue, ShutDownMachineRequest,
-    USER_DATA_FORMAT,
+    Address, AddressType, Driver as _, ListMachinesRequest, Machine, MachineRef, PowerState, SecretValue,
+    ShutDownMachineRequest, USER_DATA_FORMAT,
 };
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
+use tokio::time::Instant;
+use virt::network::Network;
 
 use crate::lab::machines::{create, delete, domain, key, note, status};
 use crate::lab::{self, HOSTS, Lab, eventually, machine, sha256};
@@ -38,6 +43,14 @@ async fn booted(lab: &Lab, machine: &MachineRef) -> Result<String> {
 fn has(console: &str, words: &str) -> Result<()> {
     ensure!(console.contains(words), "{words} is not in {console}");
     Ok(())
+}
+
+/// The configuration of the image with QEMU's agent.
+fn image_with_agent(lab: &Lab) -> Result<Value> {
+    let mut config: Value = serde_json::from_str(&lab.config()?)?;
+    let mut image = config["images"]["tiny"].take();
+    image["directBoot"]["initrd"] = json!(lab::images()?.join("agent-initrd.gz"));
+    Ok(image)
 }
 
 fn addresses(machine: &Machine) -> Vec<&str> {
@@ -123,8 +136,7 @@ async fn the_guest_reads_ignition_name_and_provider_id_from_its_firmware() -> Re
     Ok(())
 }
 
-/// The bridge of libvirt's network has DHCP, but libvirt reports no leases for a bridge. The other bridge has
-/// no DHCP.
+/// Nothing on the bridge assigns addresses.
 ///
 /// DRV-14
 #[tokio::test]
@@ -132,19 +144,17 @@ async fn on_a_bridge_the_guest_agent_reports_the_address() -> Result<()> {
     let Some(lab) = lab::lab_of(&[HOST]).await? else {
         return Ok(());
     };
-    let initrd = lab::images()?.join("agent-initrd.gz");
-    let mut config: Value = serde_json::from_str(&lab.config()?)?;
-    let mut with_agent = config["images"]["tiny"].take();
-    with_agent["directBoot"]["initrd"] = json!(initrd);
     let driver = lab.driver_with(&json!({
-        "images": {"with-agent": with_agent},
+        "images": {"with-agent": image_with_agent(&lab)?},
+        "networks": {"silent": {"bridge": "silent"}},
         "vmPools": {
-            "bridged": {"storagePool": "machines", "bridge": "virbr0", "image": "with-agent"},
-            "silent": {"storagePool": "machines", "bridge": "silent", "image": "tiny"},
+            "bridged": {"storagePool": "machines", "network": "silent", "image": "with-agent"},
+            "silent": {"storagePool": "machines", "network": "silent", "image": "tiny"},
         },
     }))?;
     lab.on_host(HOST, &["ip", "link", "add", "silent", "up", "type", "bridge"])?;
-    let talks = on_host("talks", &json!({"vmPool": "bridged"}), b"#!/bin/sh\n");
+    let user_data = b"#!/bin/sh\nifconfig eth0 10.77.0.5 netmask 255.255.255.0\n";
+    let talks = on_host("talks", &json!({"vmPool": "bridged"}), user_data);
     let silent = on_host("silent", &json!({"vmPool": "silent"}), b"#!/bin/sh\n");
     create(&driver, &talks).await?;
     create(&driver, &silent).await?;
@@ -156,9 +166,8 @@ async fn on_a_bridge_the_guest_agent_reports_the_address() -> Result<()> {
     })
     .await?;
     assert_eq!(seen.power_state, Some(PowerState::Running));
-    let console = booted(&lab, &talks).await?;
-    assert_eq!(addresses(&seen).len(), 1, "{seen:?}");
-    has(&console, &format!("GUEST address={} ", addresses(&seen)[0]))?;
+    assert_eq!(addresses(&seen), ["10.77.0.5"], "{seen:?}");
+    booted(&lab, &talks).await?;
     eventually("the guest's stop", async || {
         let request = ShutDownMachineRequest {
             machine: talks.clone(),
@@ -195,6 +204,128 @@ async fn on_a_bridge_the_guest_agent_reports_the_address() -> Result<()> {
             .await
             .context(machine.name.clone())?;
     }
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
+/// The first interface has IPv4 and IPv6, the second one only IPv6, and the third one an address that only
+/// the guest knows. A message to port 98 gives the first interface another lease, and one to port 99 freezes
+/// the agent.
+const SEVERAL_NETWORKS: &[u8] = b"#!/bin/sh
+ifconfig eth1 up
+ifconfig eth2 10.77.0.5 netmask 255.255.255.0
+for disk in /sys/block/vd[c-z]; do echo GUEST data $(cat $disk/serial) $(cat $disk/size); done
+echo GUEST mtu $(cat /sys/class/net/eth2/mtu)
+(nc -l -p 98 >/dev/null; udhcpc -i eth0 -n -q -C -x 0x3d:00abcdef) &
+(nc -l -p 99 >/dev/null; killall -STOP qemu-ga) &
+";
+
+/// The IP addresses and the power state of a machine in the list.
+async fn listed(driver: &LibvirtDriver, machine: &MachineRef) -> Result<(Vec<IpAddr>, Option<PowerState>)> {
+    let class = machine.class.clone();
+    let list = driver.list_machines(ListMachinesRequest { class }).await?;
+    let vm = list.into_iter().find(|vm| vm.machine_name == machine.name);
+    let vm = vm.context("the list lacks the machine")?;
+    let of_ip = |address: &Address| address.kind == AddressType::InternalIP;
+    let addresses = vm.addresses.iter().filter(|address| of_ip(address));
+    let addresses = addresses.map(|address| address.address.parse());
+    Ok((addresses.collect::<std::result::Result<_, _>>()?, vm.power_state))
+}
+
+fn define_networks(lab: &Lab) -> Result<()> {
+    let connect = lab.connect(HOST)?;
+    for xml in [
+        "<network><name>dual</name><bridge name='virbr-dual' stp='off' delay='0'/>\
+         <ip address='192.168.77.1' netmask='255.255.255.0'>\
+         <dhcp><range start='192.168.77.2' end='192.168.77.254'/></dhcp></ip>\
+         <ip family='ipv6' address='fd00:77::1' prefix='64'/></network>",
+        "<network><name>six</name><bridge name='virbr-six' stp='off' delay='0'/>\
+         <ip family='ipv6' address='fd00:66::1' prefix='64'/></network>",
+    ] {
+        Network::define_xml(&connect, xml)?.create()?;
+    }
+    lab.on_host(HOST, &["ip", "link", "add", "cut", "up", "type", "bridge"])
+}
+
+#[tokio::test]
+async fn lists_show_all_networks_while_the_agent_is_frozen_and_leases_change() -> Result<()> {
+    let Some(lab) = lab::lab_of(&[HOST]).await? else {
+        return Ok(());
+    };
+    define_networks(&lab)?;
+    let driver = lab.driver_with(&json!({
+        "images": {"with-agent": image_with_agent(&lab)?},
+        "networks": {
+            "dual": {"network": "dual"},
+            "six": {"network": "six"},
+            "cut": {"bridge": "cut", "mtu": 1400},
+        },
+    }))?;
+    let change = json!({"image": "with-agent", "networks": ["dual", "six", "cut"],
+        "disks": [{"size": 1}, {"size": 2}]});
+    let machine = on_host("several", &change, SEVERAL_NETWORKS);
+    create(&driver, &machine).await?;
+    let console = booted(&lab, &machine).await?;
+    has(&console, "GUEST data data-0 1953126")?;
+    has(&console, "GUEST data data-1 3906250")?;
+    has(&console, "GUEST mtu 1400")?;
+
+    let seen = eventually("the addresses of all networks", async || {
+        let (seen, power) = listed(&driver, &machine).await?;
+        let count = |network: &str| {
+            let all = seen.iter().map(IpAddr::to_string);
+            all.filter(|address| address.starts_with(network)).count()
+        };
+        for network in ["192.168.77.", "fd00:77:", "fd00:66:", "10.77.0.5"] {
+            ensure!(count(network) == 1, "{network}: {seen:?}");
+        }
+        ensure!(
+            seen.len() == 4 && power == Some(PowerState::Running),
+            "{seen:?} {power:?}"
+        );
+        Ok(seen)
+    })
+    .await?;
+    let of_status = |machine: &Machine| -> Vec<IpAddr> {
+        let all = addresses(machine).into_iter();
+        all.filter_map(|address| address.parse().ok()).collect()
+    };
+    assert_eq!(of_status(&status(&driver, &machine, None).await?), seen);
+
+    let send = |port: &str| {
+        let words = format!("echo > /dev/tcp/{}/{port}", seen[0]);
+        lab.on_host(HOST, &["bash", "-c", &words])
+    };
+    send("99")?;
+    eventually("the silence of the agent", async || {
+        let asked = Instant::now();
+        let of_status = of_status(&status(&driver, &machine, None).await?);
+        ensure!(asked.elapsed() > Duration::from_secs(1));
+        assert_eq!(of_status, seen);
+        Ok(())
+    })
+    .await?;
+    let asked = Instant::now();
+    assert_eq!(listed(&driver, &machine).await?.0, seen);
+    assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
+    let (of_another_driver, _) = listed(&lab.driver()?, &machine).await?;
+    assert_eq!(of_another_driver, seen[..1], "it knows only the lease");
+
+    send("98")?;
+    eventually("the newer lease", async || {
+        let (now, _) = listed(&driver, &machine).await?;
+        ensure!(now[0] != seen[0] && now[1..] == seen[1..], "{now:?}");
+        Ok(())
+    })
+    .await?;
+
+    let connect = lab.connect(HOST)?;
+    domain(&connect, &machine)?.destroy()?;
+    assert_eq!(
+        listed(&driver, &machine).await?,
+        (vec![], Some(PowerState::Stopped))
+    );
+    delete(&driver, &machine, None).await?;
     assert_eq!(lab.left()?, Vec::<String>::new());
     Ok(())
 }

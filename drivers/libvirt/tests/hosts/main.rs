@@ -64,7 +64,7 @@ async fn a_guest_boots_with_its_seed_and_is_updated_restarted_stopped_and_gone()
             sha256(&user_data)
         ),
         "GUEST ran its user data".to_owned(),
-        format!("mac={}", key(&machine).mac()),
+        format!("mac={}", key(&machine).macs(1)[0]),
         // 2 GB in sectors of 512 bytes, though the image has 64 MiB.
         "GUEST disk=3906250 sectors".to_owned(),
     ] {

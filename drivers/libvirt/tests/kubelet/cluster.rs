@@ -234,6 +234,7 @@ fn driver_config(lab: &Lab, image: &NodeImage) -> Result<Value> {
         "virtType": "qemu",
         "hosts": hosts,
         "vmPools": {"default": {"storagePool": "machines", "network": "default", "image": "node"}},
+        "networks": {"default": {"network": "default"}},
         "sizes": {"node": {"cpus": 2, "memoryMib": 2048}},
         "images": {"node": {
             "storagePool": "images", "volume": "node.qcow2", "format": "qcow2", "sha256": sha256,

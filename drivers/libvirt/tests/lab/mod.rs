@@ -179,7 +179,8 @@ impl Lab {
             "virtType": "qemu",
             "hosts": hosts,
             "vmPools": {"default": {"storagePool": "machines", "network": "default", "image": "tiny",
-            "maxRootFsGb": 100}},
+            "maxDiskGb": 100}},
+            "networks": {"default": {"network": "default"}},
             "sizes": {
                 "small": {"cpus": 1, "memoryMib": 128},
                 "large": {"cpus": 2, "memoryMib": 192},
