@@ -24,9 +24,10 @@ pub struct Case {
 }
 
 impl Case {
-    /// Whether the case disturbs every call of the back end. Nothing else may run at the same time.
+    /// Whether the case disturbs other cases, or they disturb it. Nothing else may run at the same time.
     pub fn disturbs(&self) -> bool {
-        self.needs.iter().any(|need| matches!(need, Need::Hook(_)))
+        let mut needs = self.needs.iter();
+        needs.any(|need| matches!(need, Need::Hook(hook) if !hook.is_about_one_vm()))
     }
 
     /// Whether the case checks the driver's logs of the whole run: it runs after all others.
@@ -40,5 +41,30 @@ impl fmt::Debug for Case {
         f.debug_struct("Case")
             .field("name", &self.name)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cases;
+
+    #[test]
+    fn cases_with_hooks_on_one_vm_run_beside_others() {
+        let disturbs = |name: &str| {
+            let case = cases::all().find(|case| case.name == name);
+            case.unwrap_or_else(|| panic!("there is no case {name}"))
+                .disturbs()
+        };
+        for name in [
+            "create-ids",
+            "delete-locked",
+            "delete-vanished-vm",
+            "delete-planted-vm",
+        ] {
+            assert!(!disturbs(name), "{name}");
+        }
+        for name in ["delete-unavailable", "create-exhausted", "status-changes-nothing"] {
+            assert!(disturbs(name), "{name}");
+        }
     }
 }

@@ -85,6 +85,32 @@ impl Hook {
         }
     }
 
+    /// Whether the hook changes or reads one VM alone, so that other cases may run at the same time.
+    pub const fn is_about_one_vm(self) -> bool {
+        match self {
+            Self::Plant
+            | Self::Lock
+            | Self::Unlock
+            | Self::Vanish
+            | Self::Uninitialize
+            | Self::UserData
+            | Self::VmSpec => true,
+            // `mutations` counts the changes of all cases.
+            Self::Unavailable
+            | Self::Unknown
+            | Self::Internal
+            | Self::Slow
+            | Self::LoseResponse
+            | Self::FailInitialize
+            | Self::Unhealthy
+            | Self::Starting
+            | Self::Exhaust
+            | Self::Restore
+            | Self::Restart
+            | Self::Mutations => false,
+        }
+    }
+
     /// Whether the hook may make the driver itself unreachable, or let it answer as if it were. Hooks on a
     /// single VM, or on the room for VMs, cannot.
     pub const fn reaches_the_driver(self) -> bool {
