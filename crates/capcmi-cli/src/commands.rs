@@ -72,14 +72,9 @@ enum Command {
     Version,
 }
 
-/// Returns the command line, as its help shows it.
-pub fn command() -> clap::Command {
-    Cli::command()
-}
-
 /// Parses the command line, runs the command, and returns the exit code; an error is printed.
 pub fn main() -> ExitCode {
-    let mut line = command();
+    let mut line = Cli::command();
     if is_plugin() {
         line = line.bin_name("kubectl capcmi");
     }

@@ -4,26 +4,15 @@ use clap::{Arg, Command};
 
 use crate::markdown;
 
-/// Returns the flags of a program, or of its command with this path of names, such as `driver serve`.
-pub(crate) fn table(mut cli: Command, path: &str) -> String {
-    // Adds the global arguments to each command.
+/// Returns the flags of a program without commands.
+pub(crate) fn table(mut cli: Command) -> String {
     cli.build();
     let documented = |flag: &&Arg| {
         let is_flag = !flag.is_positional() && !flag.is_hide_set();
         is_flag && !matches!(flag.get_id().as_str(), "help" | "version")
     };
-    let rows: Vec<_> = find(&cli, path)
-        .into_iter()
-        .flat_map(Command::get_arguments)
-        .filter(documented)
-        .map(row)
-        .collect();
+    let rows: Vec<_> = cli.get_arguments().filter(documented).map(row).collect();
     markdown(&["Flag (default)", "Meaning"], &rows)
-}
-
-fn find<'c>(cli: &'c Command, path: &str) -> Option<&'c Command> {
-    path.split_whitespace()
-        .try_fold(cli, |command, name| command.find_subcommand(name))
 }
 
 fn row(flag: &Arg) -> [String; 2] {
