@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::{Error, File, NAME_PREFIX, PROVIDER, PROVIDER_LABEL, rbac, yaml};
 use crate::api::annotations::{self, DELETE_FOR_MOVE, RESERVED_ANNOTATIONS};
+use crate::api::labels::CLUSTER_NAME;
 use crate::api::{GROUP, MACHINE_FINALIZER, VERSION};
 
 /// The annotation that Cluster API's topology controller puts on an object that it sends as a dry run to see
@@ -201,6 +202,9 @@ fn finalizer() -> PolicySpec {
 /// CEL cannot parse the JSON of a record. The name of a Secret needs no escape, so key and value are found as
 /// text, at any place in the record. A provider spec with the same key and value holds a Secret as well.
 ///
+/// It is evaluated once for each InfraMachine of the namespace. A fleet deletes bootstrap data for each
+/// machine, so the policy leaves out the Secrets of Cluster API, by their label.
+///
 /// It guards no identity and fails open. If it failed closed, no Secret of the management cluster could be
 /// deleted while the definition of InfraMachines is missing.
 fn secrets() -> Result<[String; 2], Error> {
@@ -210,6 +214,7 @@ fn secrets() -> Result<[String; 2], Error> {
         "paramKind": {"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "InfraMachine"},
         "matchConstraints": {
             "matchPolicy": "Equivalent",
+            "objectSelector": {"matchExpressions": [{"key": CLUSTER_NAME, "operator": "DoesNotExist"}]},
             "resourceRules": [{
                 "apiGroups": [""],
                 "apiVersions": ["v1"],
