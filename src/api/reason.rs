@@ -162,8 +162,8 @@ reasons! {
         Some("Correct `spec.driver`, or add the driver to the drivers file and restart the provider.");
     INVALID_SECRET = "InvalidSecret",
         "A Secret is missing, cannot be read, or has keys that collide.",
-        Some("Create or correct the Secret in the message. If it is lost in a deletion, delete the VM by \
-            hand and force delete the object.");
+        Some("Correct the Secret in the message, or let the bootstrap provider make it again. If \
+            credentials are lost in a deletion, delete the VM by hand and force delete the object.");
     SECRET_CHANGED = "SecretChanged",
         "The spec names another driver or Secret than the create used.",
         Some("Revert the change, or replace the machine. New credentials go into the original Secret.");

@@ -161,12 +161,12 @@ fn without_remedy(facts: &MachineReport, summary: Option<&Condition>, now: Times
             .creation_timestamp
             .as_ref()
             .map_or(0, |created| now.duration_since(created.0).as_secs());
-        if age < 120 {
+        if age < 60 {
             return "Wait: the object is new, and the provider has not reported a status yet.".to_owned();
         }
         return "The provider has not reported a status. Check that it runs and leads (`kubectl -n \
-            capcmi-system get lease,pods`), that it watches this namespace and object (--namespace, \
-            --watch-filter), and that the Cluster exists."
+            capcmi-system get lease,pods`; a crashed leader stays the holder), that it watches this \
+            namespace and object (--namespace, --watch-filter), and that the Cluster exists."
             .to_owned();
     }
     let cause = summary.and_then(|shown| Reason::named(&shown.reason));
