@@ -110,6 +110,7 @@ async fn every_call_of_the_go_kit_keeps_every_rule() -> Result<()> {
 
 /// The back end of this test is slow, limited and eventually consistent.
 #[tokio::test]
+#[ignore = "long: a whole run against a slow back end"]
 async fn a_rest_driver_on_the_go_kit_reaches_the_verdict_full() -> Result<()> {
     reaches_full(&kit_tests("TestREST").await?)
 }
@@ -126,6 +127,7 @@ async fn go_test_fails_for_a_broken_driver() -> Result<()> {
 
 /// The back end is govmomi's simulator of vCenter.
 #[tokio::test]
+#[ignore = "long: a whole run that clones VMs"]
 async fn the_vsphere_driver_reaches_the_verdict_full() -> Result<()> {
     let arguments = ["test", "-count=1", "-v", "-run=TestConformance", "."];
     reaches_full(&go(&repository().join("drivers/vsphere"), &arguments).await?)
