@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use capcmi::api::conditions;
 use capcmi::api::identity;
+use capcmi::api::v1alpha1::InfraMachine;
 use cmi_driver::Operation;
 use fake_apiserver::Fate;
 use management_cluster::eventually;
@@ -48,6 +49,34 @@ async fn a_label_written_during_a_call_neither_repeats_nor_hides_it() -> Result<
     machine.gone().await?;
     let creates = cloud.count(Operation::CreateMachine, "m")?;
     ensure!(creates == 1, "{creates} creates");
+    Ok(())
+}
+
+/// The status of a failed create describes the spec that failed. The next try observes the new one.
+#[tokio::test(start_paused = true)]
+async fn a_spec_written_during_a_call_is_not_observed() -> Result<()> {
+    let world = World::new("observed").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("one").await?;
+    cloud.fail(json!([
+        {"operation": "CreateMachine", "code": "PermissionDenied", "latencyMs": 2000,
+        "lastKnownState": "order-1"},
+    ]))?;
+    let machine = ByHand::new(&world, "one", "m").create().await?;
+    create_begun(&cloud).await?;
+    let changed = machine.respecify("size", json!("large")).await?;
+    let wanted = changed.metadata.generation;
+    let observed = |machine: &InfraMachine| machine.status.as_ref()?.observed_generation;
+    let failed = machine
+        .until("the failure", |machine| {
+            says(machine, conditions::READY, "False", "PermissionDenied")
+        })
+        .await?;
+    ensure!(observed(&failed) < wanted, "observed {:?}", observed(&failed));
+    machine
+        .until("the new spec", |machine| observed(machine) >= wanted)
+        .await?;
     Ok(())
 }
 
