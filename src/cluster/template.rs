@@ -117,7 +117,7 @@ async fn describe(template: &InfraMachineTemplate, ctx: &Context) -> Result<Opti
         if let Some(why) = given_violation(template, capabilities) {
             return Err(Described::Refused(why));
         }
-        // The driver may refuse what a patch of the class replaces, and the Secret may be elsewhere.
+        // A patch of the class may replace a field that the driver refuses, and the Secret may be elsewhere.
         if is_of_class {
             return Err(Described::OfClass);
         }

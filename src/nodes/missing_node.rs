@@ -2,14 +2,11 @@
 //!
 //! When the time of a bootstrap is over and Cluster API has found no Node, the provider looks for the cause.
 //! It tries the control plane endpoint, and reads the ProviderID of the Node and the console of the VM. The
-//! condition `NodeJoined` shows the result. It does not count for `Ready`, and is removed when the Node is
-//! there.
+//! condition `NodeJoined` shows the result. It does not count for `Ready`, and goes when the Node is there.
 //!
-//! # Guarantees
-//! * A machine whose Node appears in time costs no request.
-//! * The looks at one machine are rare: the pause grows up to an hour, and starts again only with the
-//!   process. A look that finds the same writes nothing.
-//! * Console text goes to the condition alone, without the secrets of the machine.
+//! A machine whose Node appears in time costs no request. Looks at one machine are rare: the pause grows up
+//! to an hour, and only a new process starts with a short one. A look that finds the same writes nothing.
+//! Console text goes to the condition alone, without the secrets of the machine.
 
 mod console;
 mod look;

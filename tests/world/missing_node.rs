@@ -26,8 +26,8 @@ const TWO_PAUSES: Duration = Duration::from_hours(2);
 const SHORT: Duration = Duration::from_mins(1);
 const A_DAY: Duration = Duration::from_hours(24);
 
-/// No request before the time of a bootstrap. Then the condition follows what the workload cluster shows, and
-/// is gone with the Node. It never counts for `Ready`.
+/// No request before the time of a bootstrap. Then the condition follows the workload cluster, and is removed
+/// when the Node joins. It never counts for `Ready`.
 #[tokio::test(start_paused = true)]
 async fn the_condition_follows_the_cause_until_the_node_is_there() -> Result<()> {
     let world = World::without_core("missing").await?;

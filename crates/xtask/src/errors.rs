@@ -37,7 +37,7 @@ pub(crate) fn usual() -> String {
     markdown(&["Code", "Disposition"], &rows)
 }
 
-/// Returns a row for each call: the dispositions of the codes in [`BY_CALL`], and those that are not usual.
+/// Returns a row for each call, with the dispositions of the codes in [`BY_CALL`] and the unusual ones.
 pub(crate) fn calls() -> String {
     let rows = IN_ORDER.map(|call| {
         let mut row = vec![description(call)];

@@ -73,8 +73,8 @@ impl Sightings {
     }
 }
 
-/// Returns the addresses of the interfaces, without duplicates. For each interface and family, they are those
-/// of the first source that has any.
+/// Returns the addresses of the interfaces, without duplicates. For each interface and family, the first
+/// source with an address wins.
 pub fn merged(macs: &[String], sources: &[&Sightings]) -> Vec<IpAddr> {
     let mut all = Vec::new();
     for mac in macs {

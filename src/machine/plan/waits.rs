@@ -106,9 +106,9 @@ fn is_unsettled(machine: &InfraMachine) -> bool {
 /// How long a new VM is polled for its first IP address. After this time, lists find the address.
 const FIRST_ADDRESS_WITHIN: Duration = Duration::from_mins(15);
 
-/// Returns the interval for polling a provisioned VM that is unsettled or has no IP address yet: the time
-/// since its creation, so that a driver that reports `Starting` forever causes few calls. Returns `None` if
-/// the VM is not polled. A driver whose lists have no state may know no addresses at all.
+/// Returns the interval for polling a provisioned VM that is unsettled or has no IP address yet, or `None` if
+/// the VM is not polled. The interval grows with the age of the VM. A driver that reports `Starting` forever
+/// therefore causes few calls. A driver whose lists have no state may know no addresses at all.
 pub fn poll_interval(machine: &InfraMachine, list_has_state: bool, now: Timestamp) -> Option<Duration> {
     const FIRST: Duration = Duration::from_secs(2);
     const LONGEST: Duration = Duration::from_secs(30);

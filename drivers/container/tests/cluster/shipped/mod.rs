@@ -391,7 +391,7 @@ fn prepare_management(lab: &Lab) -> Result<()> {
     let inventory = lab.folder.join("inventory.yaml");
     let text = fs::read_to_string(folder().join("inventory.yaml"))?;
     fs::write(&inventory, text.replace("$VERSION", CLUSTER_API_VERSION))?;
-    // Installs the definition of the inventory, in which there is nothing yet.
+    // Installs the definition of the inventory, which is empty at first.
     let plan = lab.management.clusterctl().args(["upgrade", "plan"]).output()?;
     ensure!(!plan.status.success(), "an inventory is there already");
     kubectl(&["apply", "--server-side", "-f", &inventory.display().to_string()])?;
