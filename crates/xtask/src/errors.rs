@@ -147,7 +147,7 @@ const fn explanation(disposition: Disposition) -> Explanation {
         },
         Disposition::Terminal => Explanation {
             meaning: "The request cannot succeed; `failureReason` and `failureMessage` are set. Correct the \
-                spec, or replace the machine from a new template.",
+                cause and change the spec or an annotation, or replace the machine from a new template.",
             wait: Some("once for each change of the spec or an annotation"),
         },
         Disposition::Create => Explanation {
