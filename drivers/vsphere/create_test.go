@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -77,6 +78,25 @@ func TestSwitchedOffVMStaysInitialized(t *testing.T) {
 	must(t, b.Stop(ctx, vm))
 	vm = found(t, b, ctx, id, smallest())
 	if vm.Uninitialized != "" || vm.Power != cmi.Stopped {
+		t.Fatalf("got %+v", vm)
+	}
+}
+
+func TestTemplateMadeFromAMachineLeavesNoTrace(t *testing.T) {
+	vcenter := newVCenter(t)
+	ctx, b := vcenter.access.context(t.Context()), newBackend(settings{})
+	first, err := create(b, ctx, identity("one"), smallest(), cloudConfig)
+	must(t, err)
+	template := vcenter.vm(t, "/DC0/vm/DC0_C0_RP0_VM0").Reference()
+	known := vcenter.model.Map().Get(template).(*limited)
+	known.Config.ExtraConfig = slices.Clone(configOf(t, b, ctx, first).ExtraConfig)
+	ignition := cmi.Bootstrap{UserData: cmi.Secret("{}"), Format: formatIgnition}
+	vm, err := create(b, ctx, identity("two"), smallest(), ignition)
+	must(t, err)
+	if data, _ := object.OptionValueList(configOf(t, b, ctx, vm).ExtraConfig).GetString(userDataKey); data != "" {
+		t.Error("it has the user data of another machine")
+	}
+	if vm = found(t, b, ctx, identity("two"), smallest()); vm.Uninitialized != "" || vm.Power != cmi.Running {
 		t.Fatalf("got %+v", vm)
 	}
 }
@@ -256,7 +276,7 @@ func TestIgnitionGetsItsConfiguration(t *testing.T) {
 	if text := decoded(t, config, ignitionKey); text != string(boot.UserData) {
 		t.Errorf("got %q", text)
 	}
-	if _, has := object.OptionValueList(config.ExtraConfig).GetString(userDataKey); has {
+	if data, _ := object.OptionValueList(config.ExtraConfig).GetString(userDataKey); data != "" {
 		t.Error("it has user data for cloud-init, too")
 	}
 	boot.Format = "powershell"

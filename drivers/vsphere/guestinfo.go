@@ -28,17 +28,19 @@ const (
 // providerID returns the ProviderID for a BIOS UUID, as the cloud provider for vSphere writes it.
 func providerID(bios string) string { return "vsphere://" + bios }
 
-// guestInfo returns the bootstrap data as keys of the extra configuration.
+// guestInfo returns the bootstrap data as keys of the extra configuration. It empties the keys of the other format, which
+// a template made from a machine has.
 func guestInfo(id cmi.Identity, boot cmi.Bootstrap) ([]types.BaseOptionValue, error) {
 	switch boot.Format {
 	case formatIgnition:
-		return encoded(ignitionKey, boot.UserData), nil
+		return append(encoded(ignitionKey, boot.UserData), option(userDataKey, ""), option(metadataKey, "")), nil
 	case formatCloudConfig, "":
 		metadata, err := metadataFor(id.Name, biosID(id))
 		if err != nil {
 			return nil, err
 		}
-		return append(encoded(userDataKey, boot.UserData), encoded(metadataKey, metadata)...), nil
+		data := append(encoded(userDataKey, boot.UserData), encoded(metadataKey, metadata)...)
+		return append(data, option(ignitionKey, "")), nil
 	default:
 		return nil, cmi.Forbidden("the bootstrap data have the format %q; this driver knows %s and %s",
 			boot.Format, formatCloudConfig, formatIgnition)

@@ -107,10 +107,11 @@ func missing(
 	return config, nil
 }
 
-// mark records that the VM has been started, so that nobody starts it again after it was switched off.
+// mark records that the VM has been started, so that nobody starts it again after it was switched off. A template made
+// from the VM inherits the mark, so it names the VM.
 func (v *vcenter) mark(ctx context.Context, vm *cmi.VM) error {
 	return v.reconfigure(ctx, vm, types.VirtualMachineConfigSpec{
-		ExtraConfig: []types.BaseOptionValue{option(initializedKey, "true")},
+		ExtraConfig: []types.BaseOptionValue{option(initializedKey, vm.Native.(native).record.VM)},
 	})
 }
 

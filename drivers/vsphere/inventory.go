@@ -160,10 +160,12 @@ func (b *backend) List(ctx context.Context, cluster string, _ spec) ([]*cmi.VM, 
 		if err != nil {
 			return err
 		}
-		if err = all.Retrieve(ctx, []string{vmType}, vmProperties, &content); err != nil {
-			return err
-		}
-		return all.Destroy(ctx)
+		defer func() {
+			ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), logoutWithin)
+			defer cancel()
+			_ = all.Destroy(ending) // it ends with the session
+		}()
+		return all.Retrieve(ctx, []string{vmType}, vmProperties, &content)
 	})
 	if err != nil {
 		return nil, explain(err, "list VMs")
@@ -230,7 +232,7 @@ func toVM(content types.ObjectContent) (*cmi.VM, error) {
 	if created, ok := values[createdProperty].(time.Time); ok {
 		vm.CreatedAt = created
 	}
-	if extraValue(values[initializedProperty]) == "" {
+	if extraValue(values[initializedProperty]) != read.VM {
 		vm.Uninitialized = "it has not been started"
 	}
 	return vm, nil

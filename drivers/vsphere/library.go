@@ -67,7 +67,9 @@ func (v *vcenter) withREST(ctx context.Context, call func(*rest.Client) error) e
 			return restFailure(err)
 		}
 		err := restFailure(call(client))
-		_ = client.Logout(context.WithoutCancel(ctx)) // vCenter ends an idle session
+		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), logoutWithin)
+		defer cancel()
+		_ = client.Logout(ending) // vCenter ends an idle session
 		return err
 	})
 }

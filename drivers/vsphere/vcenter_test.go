@@ -135,7 +135,8 @@ func (s *simulated) vm(t *testing.T, path string) *object.VirtualMachine {
 	return vm
 }
 
-// limited is a template whose clones fail where there is no room, as those of vCenter do: in their task.
+// limited is a template whose clones fail where there is no room, as those of vCenter do: in their task. They inherit its
+// extra configuration.
 type limited struct {
 	*simulator.VirtualMachine
 	making *sync.Mutex
@@ -148,6 +149,8 @@ func (l *limited) CloneVMTask(ctx *simulator.Context, request *types.CloneVM_Tas
 		}
 		l.making.Lock()
 		defer l.making.Unlock()
+		config := request.Spec.Config
+		config.ExtraConfig = append(slices.Clone(l.Config.ExtraConfig), config.ExtraConfig...)
 		started := l.VirtualMachine.CloneVMTask(ctx, request).(*methods.CloneVM_TaskBody)
 		clone := ctx.Map.Get(started.Res.Returnval).(*simulator.Task)
 		clone.Wait()
