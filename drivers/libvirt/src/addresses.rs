@@ -8,6 +8,9 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
+/// The most addresses that are kept of an interface. The agent reports them, so the guest decides how many.
+const MAX_ADDRESSES: usize = 64;
+
 /// A DHCP lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
@@ -24,14 +27,20 @@ pub struct Lease {
 pub struct Sightings(HashMap<String, BTreeSet<IpAddr>>);
 
 impl Sightings {
-    /// Adds an address, unless no other host can reach it.
+    /// Adds an address, unless no other host can reach it or the interface has too many.
     pub fn add(&mut self, mac: &str, address: &str) {
         if let Some(address) = usable(address) {
-            self.0
-                .entry(mac.to_ascii_lowercase())
-                .or_default()
-                .insert(address);
+            let known = self.0.entry(mac.to_ascii_lowercase()).or_default();
+            if known.len() < MAX_ADDRESSES {
+                known.insert(address);
+            }
         }
+    }
+
+    /// Drops the addresses of all other interfaces.
+    pub fn retain(&mut self, macs: &[String]) {
+        let is_kept = |mac: &str| macs.iter().any(|kept| kept.eq_ignore_ascii_case(mac));
+        self.0.retain(|mac, _| is_kept(mac));
     }
 
     /// The newest lease of each interface and family. A guest that changes its DHCP client identifier gets
@@ -136,6 +145,18 @@ mod tests {
         let macs: Vec<_> = macs.iter().map(|mac| (*mac).to_owned()).collect();
         let all = merged(&macs, sources).into_iter();
         all.map(|address| address.to_string()).collect()
+    }
+
+    #[test]
+    fn a_guest_cannot_report_without_limit() {
+        let mut flood = Sightings::default();
+        for number in 0..1_000_u16 {
+            flood.add(A, &format!("fd00::{number:x}"));
+            flood.add(B, &format!("fd00::{number:x}"));
+        }
+        assert_eq!(of(&[A], &[&flood]).len(), MAX_ADDRESSES);
+        flood.retain(&[A.to_uppercase()]);
+        assert!(flood.has(A) && !flood.has(B));
     }
 
     #[test]

@@ -119,7 +119,7 @@ impl<'a> Look<'a> {
         };
         let mut known = self.guests.recall(host, guest.uuid, run);
         if guest.may_answer && self.is_agent_due(&known, macs, Instant::now()) {
-            self.query_agent(guest.domain, &mut known);
+            self.query_agent(guest.domain, macs, &mut known);
         }
         let is_known = |mac: &String| [&self.leases, &known.agent].iter().any(|source| source.has(mac));
         if !macs.iter().all(is_known) {
@@ -146,14 +146,17 @@ impl<'a> Look<'a> {
         }
     }
 
-    fn query_agent(&self, domain: &Domain, known: &mut Known) {
+    fn query_agent(&self, domain: &Domain, macs: &[String], known: &mut Known) {
         library::bound_agent(domain);
         let began = Instant::now();
         let answer = library::sightings(domain, Source::Agent);
         let took = began.elapsed();
         self.spent.set(self.spent.get() + took);
         match answer {
-            Ok(seen) => known.note_answer(seen, Instant::now()),
+            Ok(mut seen) => {
+                seen.retain(macs);
+                known.note_answer(seen, Instant::now());
+            }
             // Common: the guest may have no agent.
             Err(error) => {
                 tracing::trace!(%error, "the guest agent does not answer");
