@@ -233,10 +233,11 @@ async fn background_tasks_end_after_the_controllers() {
 
 #[tokio::test]
 async fn a_background_task_that_ends_ends_the_manager_with_its_name() {
-    fn short(_context: &ControllerContext) -> Work {
+    fn short(context: &ControllerContext) -> Work {
+        let stopping = context.stopping.clone();
         Work {
             background: vec![Task::new("the watch", async {})],
-            ..controller("the controller", std::future::pending())
+            ..controller("the controller", async move { stopping.cancelled().await })
         }
     }
     let error = run_work(setup().await, short, std::future::pending()).await;
