@@ -22,6 +22,9 @@ from ec2driver.backend import EC2, Settings
 from faults import Calls, WatchedClients
 from plugin import Plugin
 
+# A driver listens some milliseconds after its thread started. By default a client would try again after a second.
+RECONNECT_AT_ONCE = [("grpc.initial_reconnect_backoff_ms", 10), ("grpc.min_reconnect_backoff_ms", 10)]
+
 
 @pytest.fixture(scope="session")
 def cloud() -> Iterator[Cloud]:
@@ -77,7 +80,7 @@ def serve(
         def start(settings: Settings) -> Plugin:
             options = cmi.Options(f"unix://{tmp_path}/{uuid.uuid4().hex[:8]}.sock", shutdown_timeout=5)
             stack.enter_context(served(info(settings), EC2(settings, clients), options))
-            channel = stack.enter_context(grpc.insecure_channel(options.endpoint))
+            channel = stack.enter_context(grpc.insecure_channel(options.endpoint, RECONNECT_AT_ONCE))
             grpc.channel_ready_future(channel).result(timeout=60)
             return Plugin(channel)
 
