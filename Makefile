@@ -11,7 +11,7 @@ BUILDER ?= local
 SBOM ?= yes
 
 CARGO ?= cargo
-# What is installed, or else what the tests build for themselves.
+# The installed program, or else the one that the tests build.
 KUBECTL ?= $(shell command -v kubectl || $(CARGO) run -q -p management-cluster --example program -- kubectl)
 CONTAINER_ENGINE ?= docker
 
@@ -52,7 +52,7 @@ check-generated: ## Fail when generated files or tables are out of date; part of
 release: ## Write a clusterctl repository to RELEASE_DIR (VERSION=v0.1.0, IMG=…, SBOM=no).
 	CARGO='$(CARGO)' SBOM='$(SBOM)' BUILDER='$(BUILDER)' VERSION='$(VERSION)' IMG='$(IMG)' RELEASE_DIR='$(RELEASE_DIR)' KUBECTL='$(KUBECTL)' hack/release.sh
 
-# Where `make archives` puts archives of the command, and for which computers.
+# The folder for the archives of `make archives`, and the computers that they are for.
 ARCHIVE_DIR ?= out/archives
 ARCHIVES ?= linux-amd64 linux-arm64 darwin-amd64 darwin-arm64
 
@@ -103,7 +103,7 @@ IN_PYTHON = cd examples/drivers/python && python="$$(./environment.sh)/bin/pytho
 test-python: ## Run the tests of the kit for drivers in Python and of the Python drivers alone.
 	$(IN_PYTHON) "$$python" -m pytest ../../../sdk/python && "$$python" -m pytest
 
-# The race detector needs a C compiler. A build of govmomi takes a minute of CPU, so the vSphere driver shares the one of
+# The race detector needs a C compiler. A build of govmomi takes a minute of CPU, so the vSphere driver shares the build of
 # its lints. The tests in Rust run the conformance suite against both.
 .PHONY: test-go
 test-go: ## Run the tests of the kit for drivers in Go and of the vSphere driver alone.
@@ -121,7 +121,7 @@ prepare-libvirt:
 	$(CARGO) build --locked --bin capcmi-manager --bin capcmi --example quickstart
 
 .PHONY: test-libvirt
-test-libvirt: prepare-libvirt ## Lint and test the libvirt driver, on a libvirtd and QEMU of its own; as root it installs what it needs from Debian.
+test-libvirt: prepare-libvirt ## Lint and test the libvirt driver, on a separate libvirtd and QEMU; as root it installs Debian packages.
 	$(TEST_LIBVIRT)
 
 # A real Cluster API, two hosts, guests that boot: create, roll out, scale down, delete.
@@ -138,14 +138,14 @@ test-libvirt-smoke: prepare-libvirt ## Lint the libvirt driver, and run the conf
 TEST_CONTAINER = --workspace $(WITHOUT_LIBVIRT) --features capcmi-driver-container/root-tests --test containers --locked
 
 .PHONY: test-container
-test-container: ## Lint and test the container driver with real containers; as root it installs what it needs from Debian.
+test-container: ## Lint and test the container driver with real containers; as root it installs Debian packages.
 	@drivers/container/tests/containers/lab/prepare.sh
 	$(CARGO) clippy $(TEST_CONTAINER) -- -D warnings
 	$(CARGO) test $(TEST_CONTAINER)
 
-# As it is tested, without optimisation: libvirt and QEMU take the time, and what the tests have built is there.
+# As it is tested, without optimisation: libvirt and QEMU take the time, and the tests have built it.
 .PHONY: bench-libvirt
-bench-libvirt: ## Measure what the libvirt driver takes to make and delete VMs, on a libvirtd and QEMU of its own.
+bench-libvirt: ## Measure how long the libvirt driver takes to make and delete VMs, on a separate libvirtd and QEMU.
 	@drivers/libvirt/tests/lab/prepare.sh
 	$(CARGO) bench -p capcmi-driver-libvirt --locked --profile dev --bench machines
 
@@ -167,7 +167,7 @@ TEST_CLUSTER = --workspace $(WITHOUT_LIBVIRT) --features capcmi-driver-container
 
 # Its builds need the network. The test itself runs without one.
 .PHONY: test-cluster
-test-cluster: ## Make a cluster of system containers; scale, break, upgrade and delete it. As root it installs what it needs from Debian.
+test-cluster: ## Make a cluster of system containers; scale, break, upgrade and delete it. As root it installs Debian packages.
 	@drivers/container/tests/containers/lab/prepare.sh
 	@images/node/prepare.sh
 	$(CARGO) clippy $(TEST_CLUSTER) -- -D warnings
@@ -181,7 +181,7 @@ test-shipped: ## Run the provider as Pods, as it ships, in a cluster of system c
 
 # Without a terminal it ends when all Nodes are Ready. Nothing may be left of it then.
 .PHONY: test-quickstart-container
-test-quickstart-container: ## Bring up the cluster of `make quickstart DRIVER=container` and remove it; as root it installs what it needs.
+test-quickstart-container: ## Bring up the cluster of `make quickstart DRIVER=container` and remove it; as root it installs Debian packages.
 	@DRIVER=container CARGO='$(CARGO)' MAKE_VERSION='$(MAKE_VERSION)' hack/quickstart.sh --plain
 	@! ip link show dev capcmi-qs1 2>/dev/null && ! pgrep -af '[c]apcmi/quickstart/state'
 
@@ -230,7 +230,7 @@ BENCH_DRIVER ?= in-process
 FLEET = BENCH_DRIVER='$(BENCH_DRIVER)' $(CARGO) bench --locked --bench fleet
 
 .PHONY: bench
-bench: ## Measure what a fleet costs, beside bare clients (MACHINES="2000 10000", BENCH_ROUNDS=3, BENCH_DRIVER=in-process,grpc).
+bench: ## Measure the costs of a fleet, beside bare clients (MACHINES="2000 10000", BENCH_ROUNDS=3, BENCH_DRIVER=in-process,grpc).
 	$(FLEET) -- $(MACHINES)
 
 .PHONY: bench-latency
@@ -238,7 +238,7 @@ bench-latency: ## Measure how soon the driver is called while creates wait for i
 	$(FLEET) -- --scenario latency $(MACHINES)
 
 .PHONY: bench-drift
-bench-drift: ## Measure a fleet of which 1 % of the VMs change their address each minute (MACHINES=10000).
+bench-drift: ## Measure a fleet while 1 % of the VMs change their address each minute (MACHINES=10000).
 	$(FLEET) -- --scenario drift $(MACHINES)
 
 .PHONY: bench-shards
@@ -262,13 +262,13 @@ profile: ## Say by part where the provider's CPU time goes, and draw a flame gra
 	$(CARGO) run -q -p xtask -- profile '$(PROFILE_DIR)/perf.data' --svg '$(PROFILE_DIR)/flame-graph.svg'
 
 .PHONY: bench-memory
-bench-memory: ## Measure what a machine takes in memory, by part (MACHINES="10000 100000").
+bench-memory: ## Measure the memory of a machine, by part (MACHINES="10000 100000").
 	$(CARGO) bench --locked --bench memory -- $(MACHINES)
 
 # How long `make soak` kills at random, and the seed of a run to repeat; without one, another one every time.
 SOAK_SECONDS ?= 600
 SOAK_SEED ?=
-# What becomes of orphans meanwhile: `report`, or `delete`, which must not take the VM of a machine that lives.
+# The fate of orphans during it: `report`, or `delete`, which must not take the VM of a machine that lives.
 SOAK_ORPHANS ?= report
 
 SOAK = SOAK_SECONDS='$(SOAK_SECONDS)' SOAK_SEED='$(SOAK_SEED)' SOAK_ORPHANS='$(SOAK_ORPHANS)'

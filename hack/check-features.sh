@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Fails when the libvirt driver, which is built by itself, would have cargo build dependencies of the workspace a second time:
-# cargo enables the features that the selected packages ask for.
+# Fails when a build of the libvirt driver alone would build dependencies of the workspace a second time: cargo enables the
+# features that the selected packages ask for.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Packages with their features. Those of the workspace come with a folder.
+# Packages with their features. Packages of the workspace come with a folder.
 tree() {
   "${CARGO:-cargo}" tree --locked --edges normal,dev --prefix none --no-dedupe --format '{p} [{f}]' "$@" |
     sed 's/ (proc-macro)//' | grep -v ' (/' | LC_ALL=C sort -u

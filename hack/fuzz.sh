@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes what comes off the wire, for a while each. Needs a C++ compiler, and nothing that is not stable:
+# Fuzzes each parser of data from the wire for a while. Needs a C++ compiler, and only stable features:
 # these are the flags of cargo-fuzz without a sanitizer, since there is no unsafe code of ours to watch.
 set -euo pipefail
 cd "$(dirname "$0")/.."

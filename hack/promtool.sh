@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the path of promtool: what is on the PATH, or else Debian's, which is unpacked once in the user's cache.
+# Prints the path of promtool: the program on the PATH, or else Debian's, which is unpacked once in the user's cache.
 set -euo pipefail
 
 if command -v promtool; then exit; fi
@@ -12,7 +12,7 @@ if [ ! -x "$cache/promtool" ]; then
   mkdir -p "$cache"
   folder=$(mktemp -d "$cache/.fetching.XXXXXX")
   trap 'rm -rf "$folder"' EXIT
-  # Lists of its own: those of the computer may be missing or old, and are root's.
+  # With separate lists: the computer's may be missing or old, and belong to root.
   mkdir -p "$folder/lists/partial" "$folder/archives/partial"
   apt=(apt-get --quiet --option "Dir::State::Lists=$folder/lists" --option "Dir::Cache=$folder"
     --option "APT::Sandbox::User=$(id -un)")

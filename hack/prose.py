@@ -5,15 +5,20 @@
     hack/prose.py PATH...          only texts below these paths, with a line for each file
     hack/prose.py --worst N        also the N worst sentences
 
-The texts are Markdown pages, comments in Rust and Go code, and messages. A message is a string literal of at least
-four words in code outside tests. The check counts habits that make a sentence hard to read, and
-tolerates 40 for each 1,000 sentences.
+The texts are Markdown pages, comments in code, shell scripts, the Makefile and YAML, and messages. Docstrings are
+comments, and so is the help of a make target. A message is a string literal of at least four words in code outside
+tests. The check counts habits that make a sentence hard to read, and tolerates 40 for each 1,000 sentences.
 """
 
 import argparse
+import ast
+import inspect
+import io
+import os
 import pathlib
 import re
 import sys
+import tokenize
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -24,12 +29,12 @@ FEW = 25
 # Words of the longest sentence, and of the shortest that counts as a sentence.
 LONGEST, SHORTEST = 32, 4
 
-CODE_FOLDERS = ("src", "crates", "drivers", "examples", "benches", "tests", "fuzz")
 MESSAGE_FOLDERS = ("src", "crates", "drivers", "sdk")
-# Go programs below crates are built from their sources, so that a new comment would rebuild them.
-CODE = ((".rs", CODE_FOLDERS), (".go", ("drivers", "examples", "sdk")))
-# Folders of generated and foreign files.
-SKIPPED = {"gen", "target", "out", "node_modules", ".git", ".venv"}
+# Folders of generated and foreign files, and the ends of names of generated files.
+SKIPPED = {"gen", "target", "out", "node_modules", ".git", ".venv", "build", "crd"}
+GENERATED = ("_pb2.py", "_pb2_grpc.py")
+# Sources of cached programs and images, except in Rust: a changed comment would build them again.
+CACHED = ("crates/management-cluster/", "drivers/container/tests/", "drivers/libvirt/tests/", "images/node/")
 
 
 def words(text):
@@ -115,6 +120,17 @@ class Paragraphs:
                 self.start = number
             self.lines.append(text)
 
+    def add_comment(self, number, content):
+        """Adds a line of a comment. Indented lines are code, and wide gaps separate the cells of a table."""
+        cells = re.split(r"(?<=\S) {2,}(?=\S)", content)
+        if content.startswith("     "):
+            return
+        if len(cells) == 1:
+            self.add(number, content)
+            return
+        self.end()
+        self.done.extend((number, cell.strip()) for cell in cells)
+
 
 def markdown(text):
     """Returns the paragraphs, list items and table cells of a Markdown page."""
@@ -159,9 +175,7 @@ class Source:
                 if line != last + 1 or marker != style or not begins_line:
                     paragraphs.end()
                     paragraphs.in_code = False
-                content = token.group()[len(marker) :]
-                if not content.startswith("     "):
-                    paragraphs.add(line, content)
+                paragraphs.add_comment(line, token.group()[len(marker) :])
                 last, style = line, marker
             elif kind == "block":
                 position = self.end_of_block(text, position)
@@ -230,34 +244,119 @@ class Count:
         return order[:number]
 
 
-def files(root, folders, suffix):
-    for folder in folders:
-        for path in sorted((root / folder).rglob(f"*{suffix}")):
-            relative = path.relative_to(root)
-            if not SKIPPED & set(relative.parts):
-                yield relative
+class PythonSource:
+    """The comments and docstrings of a file in Python, and its messages."""
+
+    def __init__(self, text):
+        tree = ast.parse(text)
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        docstrings = {
+            node.body[0].value
+            for node in ast.walk(tree)
+            if isinstance(node, documented) and ast.get_docstring(node, clean=False)
+        }
+        self.comments = comments_after_hash(hash_lines(text))
+        for docstring in docstrings:
+            self.comments += indented(docstring.lineno, inspect.cleandoc(docstring.value))
+        self.messages = []
+        parts = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(tree):
+            if node not in docstrings and node not in parts:
+                self.add_message(node)
+
+    def add_message(self, node):
+        if isinstance(node, ast.JoinedStr):
+            constants = (part.value if isinstance(part, ast.Constant) else "X" for part in node.values)
+            message = "".join(constants)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            message = node.value
+        else:
+            return
+        # A string of several lines is a document, such as YAML.
+        if "\n" not in message.strip() and len(re.findall(r"[A-Za-z]{2,}", message)) >= SHORTEST:
+            self.messages.append((node.lineno, message))
+
+
+def hash_lines(text):
+    """Yields the comments of Python code, with their lines and whether nothing is before them."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string[1:], token.line.lstrip().startswith("#")
+
+
+def comments_after_hash(comments):
+    """Returns the paragraphs of comments. Comments on adjacent lines belong together."""
+    paragraphs, last = Paragraphs(), 0
+    for line, content, begins_line in comments:
+        if line != last + 1 or not begins_line:
+            paragraphs.end()
+            paragraphs.in_code = False
+        paragraphs.add_comment(line, content)
+        last = line if begins_line else 0
+    paragraphs.end()
+    return paragraphs.done
+
+
+def indented(line, text):
+    """Returns the paragraphs of a text whose indented lines are code, unless they continue an item."""
+    paragraphs = Paragraphs()
+    for number, content in enumerate(text.splitlines(), line):
+        if not content.startswith("    "):
+            paragraphs.add(number, content)
+    paragraphs.end()
+    return paragraphs.done
+
+
+class Script:
+    """The comments of a shell script, a Makefile or a YAML file, with the help of the Makefile's targets."""
+
+    COMMENT = re.compile(r"\s*#(?!!)#*(?P<comment>.*)|[\w./-]+:.*?## (?P<help>.*)")
+
+    def __init__(self, text):
+        comments = []
+        for number, line in enumerate(text.splitlines(), 1):
+            if found := self.COMMENT.fullmatch(line):
+                begins_line = found["help"] is None
+                comments.append((number, found["comment"] if begins_line else found["help"], begins_line))
+        self.comments, self.messages = comments_after_hash(comments), []
+
+
+# The reader of each kind of file with code, by its suffix or name.
+CODE = {".rs": Source, ".go": Source, ".proto": Source, ".py": PythonSource}
+CODE |= {".sh": Script, "Makefile": Script, ".yaml": Script, ".yml": Script}
+
+
+def files(root):
+    """Returns the checked files, in order."""
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = set(folders) - SKIPPED
+        found += (pathlib.Path(folder, name).relative_to(root) for name in names if not name.endswith(GENERATED))
+    return sorted(path for path in found if path.suffix == ".rs" or not path.as_posix().startswith(CACHED))
 
 
 def is_test(path):
-    return "tests" in path.parts or path.stem == "tests" or path.stem.endswith(("_tests", "_test"))
+    is_python = path.stem == "conftest" or (path.suffix == ".py" and path.stem.startswith("test_"))
+    return "tests" in path.parts or path.stem == "tests" or path.stem.endswith(("_tests", "_test")) or is_python
 
 
 def crate(path):
-    """Returns the folder of the crate that a file belongs to."""
+    """Returns the folder of the crate or kit that a file belongs to."""
     return path.parts[0] if path.parts[0] == "src" else "/".join(path.parts[:2])
 
 
 def counts(root):
     """Returns the counts of pages, of files with code, and of messages by crate."""
-    pages = [path for path in map(pathlib.Path, ("README.md", "CONTRIBUTING.md")) if (root / path).exists()]
     of_pages, of_comments, of_messages = [], [], {}
-    for path in [*pages, *files(root, ["docs"], ".md")]:
+    for path in files(root):
         count = Count(path.as_posix())
-        count.add(path.as_posix(), markdown((root / path).read_text()))
-        of_pages.append(count)
-    for path in (path for suffix, folders in CODE for path in files(root, folders, suffix)):
-        code = Source((root / path).read_text())
-        count = Count(path.as_posix())
+        if path.suffix == ".md":
+            count.add(path.as_posix(), markdown((root / path).read_text()))
+            of_pages.append(count)
+        reader = CODE.get(path.suffix or path.name)
+        if reader is None:
+            continue
+        code = reader((root / path).read_text())
         count.add(path.as_posix(), code.comments)
         of_comments.append(count)
         if path.parts[0] in MESSAGE_FOLDERS and not is_test(path):

@@ -319,7 +319,7 @@ def without_clocks(frame):
 
 
 def thin_out(frames, count):
-    """At most this many frames, without those that were shown for the shortest time. The first and the last stay."""
+    """Returns at most this many frames, and drops the shortest ones first. The first and the last stay."""
     frames = list(frames)
     while len(frames) > max(count, 2):
         shown = [later[0] - earlier[0] for earlier, later in pairwise(frames[1:])]
@@ -328,7 +328,7 @@ def thin_out(frames, count):
 
 
 def timeline(frames):
-    """The time at which each frame of the animation begins, and last the length of the animation."""
+    """Returns the start of each frame of the animation, and last the length of the animation."""
     times = [0.0]
     for (begin, _), (until, _) in pairwise(frames):
         times.append(times[-1] + min(max(until - begin, SHORTEST), LONGEST))

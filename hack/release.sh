@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes a clusterctl repository: RELEASE_DIR/infrastructure-capcmi-cmi/VERSION and, where there is none yet, a configuration that
+# Writes a clusterctl repository: RELEASE_DIR/infrastructure-capcmi-cmi/VERSION and, unless one exists, a configuration that
 # points at it.
 # Environment: VERSION, IMG, RELEASE_DIR, KUBECTL, SBOM, BUILDER; `make release` sets them.
 set -euo pipefail
@@ -15,8 +15,8 @@ if [[ ! $IMG =~ ^[A-Za-z0-9._:/@-]+$ ]]; then
   exit 1
 fi
 
-# clusterctl refuses a release whose series is not in the metadata, and says so only when
-# the release is installed.
+# clusterctl refuses a release whose series is not in the metadata, but only when the release
+# is installed.
 IFS=. read -r major minor _ <<< "${VERSION#v}"
 if ! grep -A1 -Fx -e "- major: $major" metadata.yaml | grep -qFx "  minor: $minor"; then
   echo "VERSION is '$VERSION', and metadata.yaml has no release series $major.$minor: add it there, with its contract" >&2
@@ -78,7 +78,7 @@ spec:
   version: $VERSION
   fetchConfig:
     selector:
-      # The operator takes no more than one, and that of the version before stays.
+      # The operator takes only one ConfigMap, and the previous version's stays.
       matchLabels:
         provider.cluster.x-k8s.io/name: ${provider#infrastructure-}
         provider.cluster.x-k8s.io/type: infrastructure
@@ -102,7 +102,7 @@ layer() {
   printf '{"mediaType":"application/yaml",%s,"annotations":{"org.opencontainers.image.title":"%s"}}' "$blob" "$2"
 }
 printf '{}' > "$package/config"
-# Not as arguments: what fails in one of those is not seen.
+# Not as arguments: the shell ignores failures there.
 config=$(blob "$package/config")
 metadata=$(layer metadata.yaml metadata.yaml)
 components=$(layer "$unfinished/infrastructure-components.yaml" components.yaml)
@@ -125,7 +125,7 @@ tar --create --gzip --file "$unfinished/cluster-api-provider-cmi-${VERSION#v}.tg
   --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 cluster-api-provider-cmi
 rm -r "$unfinished/chart"
 
-# What the binary is built from. The tool writes a file beside each manifest of the workspace, by the name that it is given.
+# The crates in the binary. The tool writes a file beside each manifest of the workspace, by the name that it is given.
 if [ "$SBOM" = yes ]; then
   tool=$(hack/cargo-program.sh cargo-cyclonedx 0.5.9)
   list=.release-sbom-$$
@@ -136,8 +136,8 @@ if [ "$SBOM" = yes ]; then
   sed "s|file://$PWD|file://.|g" "$list.json" > "$unfinished/sbom.cdx.json"
 fi
 
-# What the files were made from, as a statement of in-toto with the provenance of SLSA. It is not signed: in the workflow of a
-# release GitHub signs one of its own.
+# The sources of the files, as a statement of in-toto with the provenance of SLSA. It is not signed: in the workflow of a
+# release GitHub signs another one.
 subjects=$(cd "$unfinished" && sha256sum -- * | sed 's/^\([0-9a-f]*\)  \(.*\)$/{"name":"\2","digest":{"sha256":"\1"}}/' | paste -sd ,)
 commit=
 changed=false

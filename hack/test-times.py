@@ -38,7 +38,7 @@ def is_test(program, arguments):
 
 
 def cpus():
-    """As many threads as libtest has: those of the affinity, or of the quota of the container."""
+    """Returns libtest's number of threads: the CPUs of the affinity, or of the container's quota."""
     affinity = len(os.sched_getaffinity(0))
     groups = Path("/sys/fs/cgroup")
     try:
@@ -63,7 +63,7 @@ def thread_count(arguments):
 
 
 class Cases:
-    """The cases of one run, with the times at which they started."""
+    """The cases of one run, with their start times."""
 
     def __init__(self, names, threads, now):
         self.waiting = list(reversed(names))
@@ -105,7 +105,7 @@ def run(program, arguments):
         with (records / file).open("a") as lines:
             lines.write(f"{seconds:.3f}\t{text}\n")
 
-    # Until the process ends, not until the pipe does: what a test left behind may keep it open.
+    # Until the process ends, not until the pipe does: a process that a test left behind may keep it open.
     while True:
         ended = process.poll() is not None
         readable, _, _ = select.select([process.stdout], [], [], 0 if ended else 0.1)

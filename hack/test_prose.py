@@ -97,6 +97,32 @@ class Code(unittest.TestCase):
         self.assertEqual(len(code.messages), 1)
 
 
+    def test_comments_of_python_are_docstrings_and_hashes(self):
+        code = prose.PythonSource(
+            '"""A module.\n\n    not = this\n\nIt ends.\n"""\n# A comment\n# of two lines.\nx = 1  # One.\n'
+            'def f():\n    """A function."""\n    return "# not a comment"\n'
+        )
+        comments = [(1, "A module."), (5, "It ends."), (7, "A comment of two lines."), (9, "One."), (11, "A function.")]
+        self.assertEqual(sorted(code.comments), comments)
+
+    def test_messages_of_python_are_strings_of_several_words(self):
+        code = prose.PythonSource(
+            '"""A docstring of four words."""\nraise ValueError(f"cannot read `{x}` of the "\n    "file")\n'
+            'key = "status.phase"\n'
+            'document = """a: document\nof several lines of words"""\n'
+        )
+        self.assertEqual(code.messages, [(2, "cannot read `X` of the file")])
+
+    def test_comments_of_scripts_include_the_help_of_make_targets(self):
+        code = prose.Script("#!/bin/sh\n# A comment.\nx=1 # no comment\nall: a b ## Build it all.\n")
+        self.assertEqual(code.comments, [(2, "A comment."), (4, "Build it all.")])
+
+    def test_cells_of_a_table_in_a_comment_are_apart(self):
+        code = prose.Source("// Codes:\n//\n//   OK        it is there\n//   ABORTED   another call runs\n")
+        cells = [(1, "Codes:"), (3, "OK"), (3, "it is there"), (4, "ABORTED"), (4, "another call runs")]
+        self.assertEqual(code.comments, cells)
+
+
 class Limits(unittest.TestCase):
     def run_in(self, texts):
         """Returns the exit code and the errors of a run in a folder with these files."""
@@ -128,6 +154,21 @@ class Limits(unittest.TestCase):
         code, errors = self.run_in({"crates/x/src/a.rs": messages})
         self.assertEqual(code, 1)
         self.assertIn("messages of crates/x", errors)
+
+    def test_each_kind_of_file_is_checked(self):
+        for name, comment in {
+            "CHANGELOG.md": "{}",
+            "proto/a.proto": "// {}",
+            "sdk/go/a.go": "// {}",
+            "sdk/python/a.py": "# {}",
+            "hack/a.sh": "# {}",
+            "Makefile": "# {}",
+            "config/a.yaml": "# {}",
+        }.items():
+            text = "\n\n".join([comment.format(BAD)] * 2)
+            self.assertEqual(self.run_in({name: text})[0], 1, name)
+            self.assertEqual(self.run_in({f"images/node/{name}": text})[0], 0, name)
+        self.assertEqual(self.run_in({"a/gen/a.go": f"// {BAD}\n\n// {BAD}\n"})[0], 0)
 
 
 if __name__ == "__main__":

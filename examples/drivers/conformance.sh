@@ -3,8 +3,8 @@
 #
 #   conformance.sh suite.yaml COMMAND [ARGUMENT…]
 #
-# The exit code is that of `capcmi conformance`; conformance.xml has the cases as JUnit XML, driver.log what the
-# driver writes, and driver.pid its process, for the hook `restart: [sh, restart.sh, driver.pid, driver.log, …]`.
+# The exit code is that of `capcmi conformance`. conformance.xml has the cases as JUnit XML, driver.log the driver's
+# output, and driver.pid its process, for the hook `restart: [sh, restart.sh, driver.pid, driver.log, …]`.
 # Environment: CAPCMI, the program (default: capcmi); CMI_ENDPOINT, where the driver is to listen; REQUIRE, what
 # exit code 0 takes: cmi.v1, basic (the default) or full.
 set -eu
@@ -15,7 +15,7 @@ shift
 capcmi="${CAPCMI:-capcmi}"
 export CMI_ENDPOINT="${CMI_ENDPOINT:-tcp://127.0.0.1:27051}"
 
-# In a session of its own: Ctrl-C is for the suite, which needs the driver to remove what it has made.
+# In a separate session: Ctrl-C is for the suite, which needs the driver to remove its VMs.
 if command -v setsid >/dev/null; then setsid "$@" >driver.log 2>&1 & else "$@" >driver.log 2>&1 & fi
 driver=$!
 # Where the hook `restart` looks for the process, and leaves the next one's id; see restart.sh.

@@ -4,7 +4,7 @@
 #
 #   restart.sh PIDFILE LOG COMMAND [ARGUMENT…]
 #
-# PIDFILE holds the id of the driver's process, and LOG is what it writes. The driver gets the environment of
+# PIDFILE holds the id of the driver's process, and LOG its output. The driver gets the environment of
 # the suite, CMI_ENDPOINT included; the suite itself waits until it serves.
 set -eu
 
@@ -16,7 +16,7 @@ shift 2
 if [ -s "$pid_file" ]; then
     pid=$(cat "$pid_file")
     kill -KILL "$pid" 2>/dev/null || true
-    # Only once it is gone, its endpoint is free. Init may be slow to fetch what has ended: it counts as gone, unless
+    # Only once it is gone, its endpoint is free. Init may be slow to reap the process: it counts as gone, unless
     # one of its threads has not ended yet (`l`), which holds the endpoint.
     while state=$(ps -o stat= -p "$pid"); do
         case $state in
@@ -26,6 +26,6 @@ if [ -s "$pid_file" ]; then
         sleep 0.05
     done
 fi
-# The hook ends when nothing holds its output open any more.
+# The hook ends when no process holds its output open.
 "$@" </dev/null >>"$log" 2>&1 &
 echo $! >"$pid_file"

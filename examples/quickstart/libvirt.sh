@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# What the quickstart has on a host with libvirt: a storage pool, a network, and the domains whose disks are in that pool.
-# All of them are its own; nothing else of the host is touched.
+# The quickstart's objects on a host with libvirt: a storage pool, a network, and the domains whose disks are in that pool.
+# Nothing else of the host is touched.
 #
-#   libvirt.sh check       says what is missing, and how to get it
+#   libvirt.sh check       names missing packages, and how to get them
 #   libvirt.sh up FOLDER   makes pool and network, and writes the driver's configuration to FOLDER/driver.yaml
-#   libvirt.sh down        removes all of it, also what a quickstart that was killed has left
+#   libvirt.sh down        removes all of it, also after a quickstart that was killed
 #
 # LIBVIRT_DEFAULT_URI: the libvirt of this computer, qemu:///system unless told otherwise.
 set -euo pipefail
@@ -32,7 +32,7 @@ check() {
     has qemu-system-x86_64 || packages+=(qemu-system-x86)
     has qemu-img || packages+=(qemu-utils)
     has dnsmasq || packages+=(dnsmasq-base)
-    # What the driver is built with.
+    # Tools for building the driver.
     if ! has pkg-config || ! pkg-config --exists libvirt; then packages+=(pkg-config libvirt-dev); fi
     # The guest is made of it, and has no libraries.
     if ! has busybox || ldd "$(command -v busybox)" >/dev/null 2>&1; then packages+=(busybox-static); fi

@@ -89,7 +89,7 @@ def code(call: Any, request: Any) -> str:
 
 
 def hook(folder: Path, *arguments: str) -> str:
-    """What the conformance suite does to the back end."""
+    """Runs a hook of the conformance suite."""
     command = [sys.executable, HOOK, folder, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
@@ -300,7 +300,7 @@ def test_a_back_end_that_fails_is_never_taken_for_one_that_has_no_vm(
 def test_a_call_ends_at_its_deadline_and_keeps_its_machine_busy(
     machine: services.MachineStub, folder: Path, cluster: str
 ) -> None:
-    """DRV-CR-04, DRV-CR-10: the one that goes on has the machine until it ends, so there is one VM in the end."""
+    """DRV-CR-04, DRV-CR-10: the call that continues holds the machine until it ends, so there is one VM in the end."""
     create = cmi.CreateMachineRequest(MachineName="m", ProviderSpec=spec(cluster))
     hook(folder, "slow", "3000")
     try:

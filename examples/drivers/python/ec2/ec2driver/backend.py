@@ -19,9 +19,9 @@ from .spec import Spec, check_tags
 from .state import State
 from .volumes import volume_id
 
-# How often EC2 is asked whether it has done what it was told.
+# The interval between look-ups that wait for EC2 to carry out an order.
 _POLL_SECONDS = 1.0
-# The rest of a deadline, in which the answer arrives.
+# The part of a deadline that is left for the answer.
 _ANSWER_SECONDS = 2.0
 
 
@@ -134,7 +134,7 @@ class EC2(cmi.Backend[Spec]):
         try:
             vm.native.instances.set_source_dest_check(vm.native.instance, spec.source_dest_check)
         except cmi.Error as error:
-            # Whatever was in the way: the VM exists, and the step is not done (INI-21).
+            # The VM exists, and the step is not done, for any cause (INI-21).
             raise cmi.Uninitialized(error.message, retry_after=error.retry_after) from error.__cause__
 
     def update(self, call: cmi.Call, vm: cmi.VM, change: cmi.Change[Spec]) -> None:
@@ -161,7 +161,7 @@ class EC2(cmi.Backend[Spec]):
             raise
 
     def zones(self, call: cmi.Call, spec: Spec | None) -> Iterable[cmi.Zone]:
-        """The zones of the spec's subnets; before there is a spec for machines, those of the region."""
+        """Returns the zones of the spec's subnets, or without a spec for machines the zones of the region."""
         catalog = Catalog(self._client(call, spec))
         return catalog.zones(catalog.subnet_zones(spec.subnets).values()) if spec else catalog.zones()
 

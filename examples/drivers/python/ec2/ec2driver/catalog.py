@@ -1,4 +1,4 @@
-"""What EC2 has to offer: zones, and what an instance type holds."""
+"""EC2's zones, and the resources of its instance types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "arm64": "arm64"}
 
 
 class Catalog:
-    """What one client is offered."""
+    """EC2's offer to one client."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -40,7 +40,7 @@ class Catalog:
         ]
 
     def describe(self, spec: Spec) -> cmi.Size:
-        """What an instance of this spec holds."""
+        """Returns the resources of an instance of this spec."""
         with told(f"reading instance type {spec.instance_type}"):
             answer = self._client.describe_instance_types(InstanceTypes=[spec.instance_type])
         if not answer["InstanceTypes"]:

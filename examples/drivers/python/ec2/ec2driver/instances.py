@@ -160,7 +160,7 @@ class Instances:
         return next(_raw(answer), None)
 
     def by_token(self, token: str) -> list[Instance]:
-        """What a client token has made, terminated or not, as far as EC2 shows it."""
+        """Returns the instances of a client token, also terminated ones, as far as EC2 shows them."""
         with told("looking for what a client token has made"):
             answer = self._client.describe_instances(Filters=[{"Name": "client-token", "Values": [token]}])
         return list(_raw(answer))
@@ -171,7 +171,7 @@ class Instances:
             return [instance for page in pages for instance in _read(page, cluster)]
 
     def run(self, spec: Spec, id: cmi.Identity, subnet: str, token: str, user_data: bytes) -> Instance:
-        """Makes one, or finds the one that the same token made before."""
+        """Makes an instance, or returns the instance that the same token made before."""
         wanted = {**id.tags, NAME_TAG: id.name, MACHINE_NAME_TAG: id.name}
         # Always in the same order: EC2 compares the requests of one token.
         tags = [{"Key": key, "Value": value} for key, value in sorted(wanted.items())]
@@ -233,7 +233,7 @@ class Instances:
             self._client.delete_tags(Resources=[instance.id, *instance.parts], Tags=[{"Key": key} for key in keys])
 
     def _volumes(self, spec: Spec) -> list[dict[str, Any]]:
-        """Every volume of the image ends with its instance, whatever the image says: nothing else would delete it."""
+        """Deletes every volume of the image with its instance, against the image's setting: nothing else deletes it."""
         with told(f"reading image {spec.image}"):
             images = self._client.describe_images(ImageIds=[spec.image])["Images"]
         if not images:
@@ -272,12 +272,12 @@ def _raw(answer: Mapping[str, Any]) -> Iterator[Instance]:
 
 
 def _read(answer: Mapping[str, Any], cluster: str) -> list[Instance]:
-    """Once more what the filters have asked for: no instance of another cluster may get further than this."""
+    """Checks the answer against the filters again: no instance of another cluster may get further than this."""
     return [instance for instance in _raw(answer) if instance.alive and instance.tags.get(cmi.CLUSTER_TAG) == cluster]
 
 
 def user_data(raw: bytes, data_format: str) -> bytes:
-    """Bootstrap data as EC2 takes it: cloud-init unpacks what had to be packed."""
+    """Returns bootstrap data in EC2's form. Large data are packed, and cloud-init unpacks them."""
     if len(raw) <= _MOST_USER_DATA:
         return raw
     packed = gzip.compress(raw, mtime=0) if data_format in ("", "cloud-config") else raw

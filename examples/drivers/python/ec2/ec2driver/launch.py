@@ -31,15 +31,15 @@ class Claim:
 
 
 def launch(claim: Claim, instances: Instances, catalog: Catalog, data: bytes) -> Instance:
-    """Makes the VM where it is its turn to be made, or finds the one that an earlier call has made there.
+    """Makes the VM in the subnet whose turn it is, or finds the VM that an earlier call has made there.
 
-    EC2 keeps client tokens by zone: in another zone, the same token makes another VM. One whose answer got lost may not
-    be seen for a while, so no call can know that there is none in a zone that was tried before. Hence a full zone ends
-    the call, and its answer names the next subnet in the last known state: only a call that brings that back, and with
-    it every later one, goes there. A caller that gives nothing back stays in the first zone.
+    EC2 keeps client tokens by zone: in another zone, the same token makes another VM. A VM whose answer got lost may be
+    invisible for a while, so no call can know that an earlier zone has no VM. Hence a full zone ends the call, and its
+    answer names the next subnet in the last known state. Only calls that bring this state back go there. A caller that
+    gives nothing back stays in the first zone.
 
-    To that caller, RESOURCE_EXHAUSTED is the truth, and to one that goes on, each zone's; with the last it asks for no
-    short wait any more. A zone that does not offer what is asked for does so in every call, and is passed over at once.
+    RESOURCE_EXHAUSTED is true for that caller, and for another caller it is true of one zone. The answer about the last
+    zone asks for no short wait. A zone that does not offer the instance type is passed over in every call.
     """
     order = _subnets(claim, catalog)
     begin = order.index(claim.state.subnet) if claim.state.subnet in order else 0
@@ -62,7 +62,7 @@ def launch(claim: Claim, instances: Instances, catalog: Catalog, data: bytes) ->
 
 
 def _without_room(error: cmi.Exhausted, state: State, order: list[str], place: int) -> cmi.Exhausted:
-    """The answer to a create for which there was no room: nothing was made, and its token is not used again."""
+    """Returns the answer to a create without room: nothing was made, and its token is not used again."""
     state = replace(state, generation=state.generation + 1)
     if not errors.is_elsewhere(error):
         return cmi.Exhausted(error.message, state=replace(state, subnet=order[place]).write())
@@ -102,7 +102,7 @@ def _run_in(subnet: str, claim: Claim, instances: Instances, data: bytes) -> Ins
                     continue
                 case _:
                     raise
-        # What is not to be seen yet is new.
+        # An instance that EC2 does not show yet is new.
         seen = instances.by_id(made.id) or made
         if _is_living(seen):
             return seen
@@ -134,5 +134,5 @@ def _is_living(instance: Instance) -> bool:
 
 
 def _digest(*parts: str) -> str:
-    """64 characters, which is what a client token may have."""
+    """Returns 64 characters, the longest client token."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

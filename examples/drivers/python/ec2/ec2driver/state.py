@@ -1,4 +1,4 @@
-"""What the driver wants back with the next call on a machine: its last known state."""
+"""The driver's last known state of a machine, which the next call brings back."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ class State:
 
     # EC2 finds an instance by its id before it finds it by its tags.
     instance: str | None = None
-    # Where the VM is or, as long as there is none, where it is to be made.
+    # The subnet of the VM, or before its creation the subnet to make it in.
     subnet: str | None = None
-    # Of its client tokens. EC2 remembers one that was refused for want of room, or whose
-    # VM is gone: it is used up.
+    # The number of used client tokens. EC2 remembers a token that was refused for lack of room, or whose VM is gone.
     generation: int = 0
     # Tags that may be there although the last applied spec has them not.
     tag_keys: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, raw: bytes) -> State:
-        """From what was given back; what is none of this driver's says nothing (CMI-91)."""
+        """Reads the state that a call brings back. State of another driver counts as empty (CMI-91)."""
         try:
             value = json.loads(raw or b"{}")
         except (ValueError, RecursionError):

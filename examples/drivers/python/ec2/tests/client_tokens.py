@@ -1,7 +1,7 @@
 """EC2's rules about client tokens, which moto lacks.
 
-One that came before is answered with what was made then. It is refused when the request is another one, and when what
-was made then is terminated. Zones know nothing of each other's tokens.
+A repeated token is answered with the instance that it made. It is refused with another request, and when that instance
+is terminated. Zones know nothing of each other's tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Tokens:
     """Stands in for moto's way to run instances."""
 
     def __init__(self) -> None:
-        # What was asked for with each token, by the subnet's zone too, and what that made, terminated or not.
+        # The request and the instances of each token and zone, also terminated instances.
         self.made: dict[tuple[str, str], tuple[Any, Any]] = {}
         self._lock = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""One cloud for all tests; a driver of its own for each, and a cluster that no other test uses."""
+"""One cloud for all tests. Each test has a driver and a cluster that no other test uses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def clients() -> WatchedClients:
 
 @pytest.fixture
 def calls(clients: WatchedClients) -> Calls:
-    """What the driver of this test asks of EC2."""
+    """The requests of this test's driver to EC2."""
     clients.calls = Calls()
     return clients.calls
 

@@ -4,9 +4,9 @@
 
 AUTHORITIES is the file that the driver's AWS_CA_BUNDLE names.
 
-`/console/HOOK?machine=&cluster=&identity=&amount=` does what the conformance suite asks of a hook of that name, and
-`/console/guests` says as JSON which instances run, with their user data in base64, and `/console/subnets` which subnets
-there are.
+`/console/HOOK?machine=&cluster=&identity=&amount=` carries out the conformance suite's hook of that name.
+`/console/guests` lists the running instances as JSON, with their user data in base64. `/console/subnets` lists the
+subnets.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _MAKES_OR_ENDS = ("RunInstances", "TerminateInstances")
 
 @dataclass
 class Faults:
-    """What goes wrong until it is undone."""
+    """The failures in effect."""
 
     # For every request.
     refusal: str = ""
@@ -63,12 +63,12 @@ class Faults:
     failing_initializations: int = 0
     # Operations whose next answer gets lost.
     lost: tuple[str, ...] = ()
-    # Whether what is described contradicts itself.
+    # Whether descriptions of instances contradict themselves.
     contradicting: bool = False
 
 
 class Authorities:
-    """The file by which the driver knows EC2."""
+    """The file with the authorities that the driver trusts for EC2."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -98,7 +98,7 @@ class Server:
         self._authorities = authorities
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.Lock()
-        # moto fails of itself where it changes what it lists at the same time.
+        # moto fails if it changes a list while it reads it.
         self._moto_lock = threading.Lock()
         self._faults = Faults()
         self._changes = 0

@@ -1,4 +1,4 @@
-"""What goes wrong between the driver and EC2."""
+"""Failures between the driver and EC2."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Fault:
     message: str = "as the test wants it"
     http_status: int = 400
     error: Exception | None = None
-    # How long EC2 takes instead, until it does what it is asked for.
+    # A delay instead, before EC2 carries the request out.
     seconds: float = 0
-    # What is answered besides.
+    # Further fields of the answer.
     answer: dict[str, Any] = field(default_factory=dict)
     # How many calls go well before, and how many don't after that.
     after: int = 0
@@ -32,7 +32,7 @@ class Fault:
 
 @dataclass
 class Calls:
-    """What was asked of EC2, and what is answered instead of EC2."""
+    """The requests to EC2, and the answers in place of EC2's."""
 
     faults: list[Fault] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Calls:
         return self.made.count(operation)
 
     def on_call(self, model: Any, params: Any, **_: Any) -> Any:
-        """botocore's `before-call`: what is returned here is taken for the answer."""
+        """Handles botocore's `before-call`, which uses the returned value as the answer."""
         self.made.append(model.name)
         if model.name == "RunInstances":
             self.tokens.append(params["body"]["ClientToken"])

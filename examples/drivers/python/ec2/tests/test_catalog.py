@@ -1,4 +1,4 @@
-"""What is known without a VM: zones, sizes, volumes, capabilities."""
+"""Facts that need no VM: zones, sizes, volumes, capabilities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_zones_of_a_class_are_those_of_its_subnets(plugin: Plugin, cloud: Cl
 def test_before_there_are_machines_the_zones_are_those_of_the_region(
     serve: Callable[[Settings], Plugin], plugin: Plugin, cluster: str
 ) -> None:
-    """As for an InfraCluster, of which no more is known than its id."""
+    """An InfraCluster asks with its id alone."""
     bare = json.dumps({"tags": {"kubernetes.io/cluster": cluster}}).encode()
     zones = serve(Settings(region=REGION)).ListZones(provider_spec=bare).response.zones
     assert sorted(zone.name for zone in zones) == ["eu-central-1a", "eu-central-1b", "eu-central-1c"]

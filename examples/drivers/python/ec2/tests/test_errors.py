@@ -134,7 +134,7 @@ def test_a_message_is_no_longer_than_a_header_may_be(plugin: Plugin, cloud: Clou
 def test_a_fault_of_the_driver_is_unknown_and_tells_nothing(
     plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls
 ) -> None:
-    """DRV-CR-02, CMI-23: what an exception says may hold anything."""
+    """DRV-CR-02, CMI-23: the text of an exception may hold anything."""
     calls.faults.append(Fault("RunInstances", error=RuntimeError(SECRETS["secretAccessKey"].decode())))
     refused = plugin.CreateMachine(MachineName="m-1", ProviderSpec=cloud.spec(cluster))
     assert refused.code == "UNKNOWN"
@@ -142,7 +142,7 @@ def test_a_fault_of_the_driver_is_unknown_and_tells_nothing(
 
 
 class Zones:
-    """A machine with two subnets, in the order in which it tries them, whose creates hand the last known state on."""
+    """A machine with two subnets in the order of its tries. Each create gets the last known state."""
 
     def __init__(self, plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls) -> None:
         subnets = list(cloud.subnets.values())[:2]
@@ -178,7 +178,7 @@ def test_a_full_zone_leads_to_another_one(zones: Zones, cloud: Cloud, cluster: s
 
 
 def test_when_all_zones_are_full_the_class_is(zones: Zones) -> None:
-    """DRV-CR-08: no short wait any more, and the next try begins anew."""
+    """DRV-CR-08: the wait is not short, and the next try starts with the first zone."""
     zones.create(FULL)
     refused = zones.create(FULL)
     assert refused.code == "RESOURCE_EXHAUSTED"
@@ -236,7 +236,7 @@ def test_without_credentials_nothing_is_asked_of_ec2(
     monkeypatch: pytest.MonkeyPatch,
     secrets: dict[str, bytes],
 ) -> None:
-    """CMI-38: those of the process are not used instead."""
+    """CMI-38: the credentials of the process are not used instead."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7PROCESS")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-the-process")
     spec = cloud.spec(cluster)
@@ -249,7 +249,7 @@ def test_without_credentials_nothing_is_asked_of_ec2(
 
 @pytest.fixture
 def guarded(cloud: Cloud) -> Iterator[Callable[[str | None], dict[str, bytes]]]:
-    """Makes users of the account with a policy, and has moto check every request from then on."""
+    """Makes users of the account with a policy, and lets moto check every later request."""
     iam = cloud.iam
     users: list[tuple[str, str]] = []
 
@@ -305,7 +305,7 @@ def test_an_answer_without_an_instance_is_internal(plugin: Plugin, cloud: Cloud,
 def test_an_instance_that_is_described_in_part_is_internal_to_every_call(
     plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls
 ) -> None:
-    """DRV-CR-13, DRV-DE-13, DRV-GS-13, DRV-LM-13: the message says what is missing of which."""
+    """DRV-CR-13, DRV-DE-13, DRV-GS-13, DRV-LM-13: the message names the missing field and its instance."""
     described = {"Reservations": [{"Instances": [{"InstanceId": "i-0123456789abcdef0"}]}]}
     calls.faults.append(Fault("DescribeInstances", answer=described, http_status=200))
     spec = cloud.spec(cluster)
@@ -356,7 +356,7 @@ def test_a_call_whose_caller_has_gone_does_not_go_on_waiting(
 def test_a_deletion_whose_caller_has_gone_deletes_nothing_afterwards(
     plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls
 ) -> None:
-    """DRV-DE-04, DRV-12: what was created since would be gone with it."""
+    """DRV-DE-04, DRV-12: a late deletion would also delete a VM that was created since."""
     spec = cloud.spec(cluster)
     made = plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec).response
     calls.faults.append(slow := Fault("DescribeInstances", seconds=2, count=1))

@@ -1,4 +1,4 @@
-"""What the driver needs of its own: the authorities by which it knows EC2."""
+"""The driver needs a file with the authorities that it trusts for EC2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be done to an instance only once it is there: the source/destination check."""
+"""A step that needs an existing instance: the source/destination check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plugin import Answer, Plugin
 
 
 def waits(answer: Answer, provider_id: str) -> None:
-    """Machine code 17 beside a canonical one, and the machine that is there all the same."""
+    """Machine code 17 beside a canonical one, and the machine that exists anyway."""
     assert answer.code == "FAILED_PRECONDITION"
     assert answer.trailers["capcmi-machine-code"] == "Uninitialized"
     assert answer.machine.provider_id == provider_id

@@ -1,4 +1,4 @@
-"""A VM from its creation to its end, and whose it is meanwhile."""
+"""A VM from its creation to its end, and its owner."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_vm_is_made_found_listed_and_gone(plugin: Plugin, cloud: Cloud, cluste
 
 
 def test_the_answer_of_a_create_has_addresses_zone_and_power_state(plugin: Plugin, cloud: Cloud, cluster: str) -> None:
-    """The trailing metadata says what the answer of cmi.v1 has no room for, and GetMachine says it in its answer."""
+    """The trailing metadata has the fields that cmi.v1 lacks, and GetMachine has them in its answer."""
     spec = cloud.spec(cluster, failureDomain="eu-central-1b")
     made = plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec)
     raw = cloud.alive(cluster)[0]
@@ -96,7 +96,7 @@ def test_a_vm_of_other_parameters_is_not_adopted(
 
 @pytest.fixture
 def access(cloud: Cloud) -> dict[str, object]:
-    """What a VM may do and the ways into it: two security groups, a key pair and an instance profile."""
+    """A VM has its rights and the ways into it: two security groups, a key pair and an instance profile."""
     name = f"test-{uuid4().hex}"
     groups = [cloud.ec2.create_security_group(GroupName=f"{name}-{n}", Description="test") for n in range(2)]
     cloud.ec2.create_key_pair(KeyName=name)
@@ -258,7 +258,7 @@ def test_the_vm_boots_with_exactly_the_bootstrap_data(plugin: Plugin, cloud: Clo
 
 
 def test_volumes_and_interfaces_are_tagged_as_their_vm(plugin: Plugin, cloud: Cloud, cluster: str) -> None:
-    """What is left behind can be told apart, and the root volume ends with its VM."""
+    """Tags identify anything that is left behind, and the root volume ends with its VM."""
     plugin.CreateMachine(MachineName="m-1", ProviderSpec=cloud.spec(cluster, rootVolumeGiB=40))
     raw = cloud.alive(cluster)[0]
     root = raw["BlockDeviceMappings"][0]["Ebs"]

@@ -33,7 +33,7 @@ def test_all_vms_are_listed_also_in_pages(plugin: Plugin, cloud: Cloud, cluster:
 
 
 def test_a_page_tells_whose_each_vm_is_and_since_when(plugin: Plugin, cloud: Cloud, cluster: str) -> None:
-    """What the VM is tagged with, not what the request says: an orphan is known by it."""
+    """The list has the VM's tags, not the request's: they identify an orphan."""
     before = datetime.now(UTC) - timedelta(seconds=1)
     assert plugin.CreateMachine(MachineName="m", ProviderSpec=cloud.spec(cluster, identity="uid-1")).code == "OK"
     listed = plugin.ListMachinesPaged(provider_spec=cloud.spec(cluster, identity="uid-2")).response.machines
@@ -65,7 +65,7 @@ def test_a_page_is_as_large_as_it_may_be(plugin: Plugin, cloud: Cloud, cluster: 
 
 
 def test_a_vm_that_goes_between_two_pages_hides_no_other(plugin: Plugin, cloud: Cloud, cluster: str) -> None:
-    """DRV-34: what is not in the list would be taken for gone."""
+    """DRV-34: the client treats a VM that is not in the list as gone."""
     planted = {f"m-{number}": cloud.plant(cluster, f"m-{number}", "uid-1") for number in range(7)}
     pages = paged(plugin, cloud.spec(cluster), 2)
     seen = next(pages)

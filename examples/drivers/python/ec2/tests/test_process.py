@@ -1,4 +1,4 @@
-"""The driver as a process: how it starts, what it says, and how it ends."""
+"""The driver as a process: its start, its output, and its end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Process = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(cloud: Cloud) -> Iterator[Process]:
-    """Starts the driver with nothing in its environment but what a test puts there."""
+    """Starts the driver with only the test's variables in its environment."""
     with ExitStack() as stack:
 
         def started(arguments: tuple[str, ...] = (), **environment: str) -> subprocess.Popen[str]:
@@ -56,7 +56,7 @@ def start(cloud: Cloud) -> Iterator[Process]:
 
 
 def free_endpoint() -> str:
-    """Below the ports that the kernel gives to clients, none of which takes it before the driver does."""
+    """Returns a port below those that the kernel gives to clients, so that no client takes it before the driver."""
     for port in random.sample(range(20_000, 32_000), 100):
         try:
             with socket.create_server(("127.0.0.1", port)):
@@ -239,7 +239,7 @@ def test_with_tls_only_a_client_with_a_certificate_is_served(start: Process, tmp
     assert probe(theirs.pair("client")) == "UNAVAILABLE"
     with grpc.insecure_channel(address) as channel:
         assert Plugin(channel).Probe(deadline=5).code in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
-    # A renewed certificate is used without a restart: that of the other authority is refused by the client.
+    # A renewed certificate is used without a restart: the client refuses the certificate of the other authority.
     for name, content in zip(("TLS_CERT", "TLS_KEY"), theirs.pair("driver.example.com"), strict=True):
         (tmp_path / name).write_bytes(content)
     assert probe(ours.pair("client")) == "UNAVAILABLE"

@@ -1,4 +1,4 @@
-"""What is wrong with a request is said before EC2 is asked for anything."""
+"""A wrong request is refused before any request to EC2."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_wrong_spec_is_refused_by_its_field_in_every_call(
 
 @pytest.mark.parametrize("spec", [b"", b"{", b"[]", b'"a"', b"\xff", b"{}"])
 def test_what_is_no_spec_is_refused(plugin: Plugin, calls: Calls, spec: bytes) -> None:
-    """CMI-88, CMI-89, CMI-106: a delete without a filter is no delete of everything."""
+    """CMI-88, CMI-89, CMI-106: a delete without a filter must not delete everything."""
     for call in MACHINE_CALLS:
         assert getattr(plugin, call)(MachineName="m-1", ProviderSpec=spec).code == "INVALID_ARGUMENT"
     assert plugin.ListMachines(ProviderSpec=spec).code == "INVALID_ARGUMENT"

@@ -1,4 +1,4 @@
-"""Client tokens: EC2 makes one instance per token, also for calls that got lost and for several drivers at once."""
+"""Client tokens: EC2 makes one instance per token, also for lost calls and for several drivers in parallel."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_machine_of_many_lives_gets_other_tokens(plugin: Plugin, cloud: Cloud,
 def test_a_lost_create_with_new_bootstrap_data_waits_for_its_vm(
     plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls, blind: Fault
 ) -> None:
-    """Bootstrap data has a token of its own that is renewed; EC2 takes that for another request."""
+    """A renewed token in the bootstrap data makes another request for EC2."""
     spec = cloud.spec(cluster)
     made = plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec, Secrets={**SECRETS, "userData": b"token-1"})
     secrets = {**SECRETS, "userData": b"token-2"}
@@ -204,7 +204,7 @@ def test_a_token_whose_create_was_refused_is_not_used_again(
 def test_a_create_that_times_out_at_ec2_is_not_tried_in_another_zone(
     plugin: Plugin, cloud: Cloud, cluster: str, calls: Calls
 ) -> None:
-    """The first zone may have made the VM all the same."""
+    """The first zone may have made the VM anyway."""
     calls.faults.append(Fault("RunInstances", error=ReadTimeoutError(endpoint_url="https://ec2"), count=1))
     spec = cloud.spec(cluster)
     assert plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec).code == "UNAVAILABLE"

@@ -25,7 +25,7 @@ class Vm:
         self.id = plugin.CreateMachine(MachineName="m-1", ProviderSpec=self.applied).response.ProviderID
 
     def update(self, spec: bytes, last_known_state: bytes = b"") -> Answer:
-        """Asks for the change from what was applied; after an OK, this is what is applied."""
+        """Asks for the change from the applied spec. After an OK, the new spec is the applied one."""
         answer = self.plugin.UpdateMachine(
             machine_name="m-1",
             provider_id=self.id,

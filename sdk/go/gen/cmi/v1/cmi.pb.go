@@ -1,15 +1,15 @@
-// Common Machine Interface, version 1: what a virtual machine back end has to speak so that Kubernetes
-// machines come out of it. A server of this file is called a plugin.
+// Common Machine Interface, version 1: the calls by which Kubernetes machines come out of a virtual machine
+// back end. A server of this file is called a plugin.
 //
-// Services, methods, messages, field numbers and enum numbers are those of the published file; plugins and
-// clients that were generated from it work with this one. What differs are two options, neither of which is on
-// the wire. The comments are the contract.
+// Services, methods, messages, field numbers and enum numbers match the published file. Plugins and clients that
+// were generated from it work with this one. Two options differ, which are not on the wire. The comments are
+// the contract.
 //
 // Rules for every message
 //
 // * REQUIRED fields are set: strings and bytes are not empty. A plugin answers INVALID_ARGUMENT when one is
-//   missing; the client takes a response without one for INTERNAL.
-// * OPTIONAL fields may be left out; what their zero value means stands beside them.
+//   missing. The client treats a response without one as INTERNAL.
+// * OPTIONAL fields may be left out. Their comments explain the zero value.
 // * A string has at most 128 bytes and a map<string, string> at most 4 KiB, keys and values together, unless
 //   the field says otherwise.
 // * A REQUIRED map or list may be empty where "none" is an answer: MachineList and VolumeIDs.
@@ -20,10 +20,10 @@
 // Errors
 //
 // Every call ends in a gRPC status with a canonical code. A code other than OK comes with a message for a
-// person; status details stay empty. What a code means for a call stands beside the call; these hold for all:
+// person; status details stay empty. Each call explains its codes. These hold for all calls:
 //
 //   CANCELLED           the client has gone: clean up and return
-//   UNKNOWN             not enough is known of what went wrong; tried again
+//   UNKNOWN             the cause is not known; tried again
 //   INVALID_ARGUMENT    a field is missing, or has a value that isn't supported; the message says which
 //   DEADLINE_EXCEEDED   the call took longer than the client waits; tried again
 //   PERMISSION_DENIED   the secrets are known, and may not do this
@@ -33,8 +33,7 @@
 //   UNAVAILABLE         the back end can't be reached now; tried again. Never NOT_FOUND, never OK
 //   UNAUTHENTICATED     the secrets are missing or unknown
 //
-// A plugin that has more to say says it in trailing metadata, see
-// capcmi/v1/capcmi.proto. None of that is needed.
+// A plugin may add details in trailing metadata, see capcmi/v1/capcmi.proto. They are optional.
 //
 // Identity of a machine
 //
@@ -174,7 +173,7 @@ type GetPluginInfoResponse struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// REQUIRED. Opaque; a semantic version by custom.
 	Version string `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
-	// OPTIONAL. What else the plugin says of itself. Empty: nothing.
+	// OPTIONAL. Further facts about the plugin. Empty: no facts.
 	Manifest      map[string]string `protobuf:"bytes,3,rep,name=manifest,proto3" json:"manifest,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -467,9 +466,9 @@ type CreateMachineRequest struct {
 	// REQUIRED. JSON object that describes the machine, tags included. At most 1 MiB.
 	ProviderSpec []byte `protobuf:"bytes,2,opt,name=ProviderSpec,proto3" json:"ProviderSpec,omitempty"`
 	// OPTIONAL. Credentials, the bootstrap data under `userData` and its format under `userDataFormat`. At most
-	// 2 MiB. Empty: the plugin has credentials of its own, and the machine boots without bootstrap data.
+	// 2 MiB. Empty: the plugin uses its own credentials, and the machine boots without bootstrap data.
 	Secrets map[string][]byte `protobuf:"bytes,3,rep,name=Secrets,proto3" json:"Secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// OPTIONAL. What an earlier call on this machine answered. Empty: none did. At most 4 KiB.
+	// OPTIONAL. The state that an earlier call on this machine returned. Empty: none did. At most 4 KiB.
 	LastKnownState []byte `protobuf:"bytes,4,opt,name=LastKnownState,proto3" json:"LastKnownState,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -539,7 +538,7 @@ type CreateMachineResponse struct {
 	ProviderID string `protobuf:"bytes,1,opt,name=ProviderID,proto3" json:"ProviderID,omitempty"`
 	// REQUIRED. The name that the machine's Node will have. At most 253 bytes.
 	NodeName string `protobuf:"bytes,2,opt,name=NodeName,proto3" json:"NodeName,omitempty"`
-	// OPTIONAL. Handed back with the next call on this machine. Empty: keep what is there. At most 4 KiB.
+	// OPTIONAL. Handed back with the next call on this machine. Empty: keep the previous state. At most 4 KiB.
 	LastKnownState []byte `protobuf:"bytes,3,opt,name=LastKnownState,proto3" json:"LastKnownState,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -606,7 +605,7 @@ type DeleteMachineRequest struct {
 	Secrets map[string][]byte `protobuf:"bytes,3,rep,name=Secrets,proto3" json:"Secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// OPTIONAL. Empty: not known, the machine is found by its name. At most 512 bytes.
 	ProviderID string `protobuf:"bytes,4,opt,name=ProviderID,proto3" json:"ProviderID,omitempty"`
-	// OPTIONAL. What an earlier call on this machine answered. Empty: none did. At most 4 KiB.
+	// OPTIONAL. The state that an earlier call on this machine returned. Empty: none did. At most 4 KiB.
 	LastKnownState []byte `protobuf:"bytes,5,opt,name=LastKnownState,proto3" json:"LastKnownState,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -679,7 +678,7 @@ func (x *DeleteMachineRequest) GetLastKnownState() []byte {
 
 type DeleteMachineResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// OPTIONAL. Handed back with the next call on this machine. Empty: keep what is there. At most 4 KiB.
+	// OPTIONAL. Handed back with the next call on this machine. Empty: keep the previous state. At most 4 KiB.
 	LastKnownState []byte `protobuf:"bytes,1,opt,name=LastKnownState,proto3" json:"LastKnownState,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -904,8 +903,8 @@ func (x *ListMachinesRequest) GetSecrets() map[string][]byte {
 
 type ListMachinesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// REQUIRED. Machine name by provider id. Empty: there is none. No limit of its own: a response has at most
-	// 64 MiB, which is more than 10,000 machines with the longest names need.
+	// REQUIRED. Machine name by provider id. Empty: no machine exists. Only the response is limited, to 64 MiB:
+	// 10,000 machines with the longest names need less.
 	MachineList   map[string]string `protobuf:"bytes,1,rep,name=MachineList,proto3" json:"MachineList,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -958,7 +957,7 @@ type ShutDownMachineRequest struct {
 	Secrets map[string][]byte `protobuf:"bytes,3,rep,name=Secrets,proto3" json:"Secrets,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// OPTIONAL. Empty: not known, the machine is found by its name. At most 512 bytes.
 	ProviderID string `protobuf:"bytes,4,opt,name=ProviderID,proto3" json:"ProviderID,omitempty"`
-	// OPTIONAL. What an earlier call on this machine answered. Empty: none did. At most 4 KiB.
+	// OPTIONAL. The state that an earlier call on this machine returned. Empty: none did. At most 4 KiB.
 	LastKnownState []byte `protobuf:"bytes,5,opt,name=LastKnownState,proto3" json:"LastKnownState,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -1031,7 +1030,7 @@ func (x *ShutDownMachineRequest) GetLastKnownState() []byte {
 
 type ShutDownMachineResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// OPTIONAL. Handed back with the next call on this machine. Empty: keep what is there. At most 4 KiB.
+	// OPTIONAL. Handed back with the next call on this machine. Empty: keep the previous state. At most 4 KiB.
 	LastKnownState []byte `protobuf:"bytes,1,opt,name=LastKnownState,proto3" json:"LastKnownState,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -1121,8 +1120,8 @@ func (x *GetVolumeIDsRequest) GetPVSpecList() []byte {
 
 type GetVolumeIDsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// REQUIRED. Ids of those volumes that are of this back end; others are left out. Empty: none is. An
-	// id has at most 512 bytes.
+	// REQUIRED. Ids of the volumes of this back end; others are left out. Empty: all volumes are of others. An id
+	// has at most 512 bytes.
 	VolumeIDs     []string `protobuf:"bytes,1,rep,name=VolumeIDs,proto3" json:"VolumeIDs,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1225,9 +1224,9 @@ var file_cmi_v1_cmi_proto_extTypes = []protoimpl.ExtensionInfo{
 var (
 	// The field holds secrets: it is never printed.
 	//
-	// The published file has the number 1059, which is that of csi_secret in the Container Storage Interface: a Go
-	// program with both files ends when it starts. This one is of the range that protocol buffers leave to anyone,
-	// 50000 to 99999. No message on the wire has it, only the descriptors of the fields.
+	// The published file has the number 1059, as csi_secret in the Container Storage Interface: a Go program with
+	// both files ends when it starts. This number is of the range that protocol buffers leave to anyone, 50000 to
+	// 99999. No message on the wire has it, only the descriptors of the fields.
 	//
 	// optional bool cmi_secret = 71059;
 	E_CmiSecret = &file_cmi_v1_cmi_proto_extTypes[0]

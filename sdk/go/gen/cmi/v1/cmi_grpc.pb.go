@@ -1,15 +1,15 @@
-// Common Machine Interface, version 1: what a virtual machine back end has to speak so that Kubernetes
-// machines come out of it. A server of this file is called a plugin.
+// Common Machine Interface, version 1: the calls by which Kubernetes machines come out of a virtual machine
+// back end. A server of this file is called a plugin.
 //
-// Services, methods, messages, field numbers and enum numbers are those of the published file; plugins and
-// clients that were generated from it work with this one. What differs are two options, neither of which is on
-// the wire. The comments are the contract.
+// Services, methods, messages, field numbers and enum numbers match the published file. Plugins and clients that
+// were generated from it work with this one. Two options differ, which are not on the wire. The comments are
+// the contract.
 //
 // Rules for every message
 //
 // * REQUIRED fields are set: strings and bytes are not empty. A plugin answers INVALID_ARGUMENT when one is
-//   missing; the client takes a response without one for INTERNAL.
-// * OPTIONAL fields may be left out; what their zero value means stands beside them.
+//   missing. The client treats a response without one as INTERNAL.
+// * OPTIONAL fields may be left out. Their comments explain the zero value.
 // * A string has at most 128 bytes and a map<string, string> at most 4 KiB, keys and values together, unless
 //   the field says otherwise.
 // * A REQUIRED map or list may be empty where "none" is an answer: MachineList and VolumeIDs.
@@ -20,10 +20,10 @@
 // Errors
 //
 // Every call ends in a gRPC status with a canonical code. A code other than OK comes with a message for a
-// person; status details stay empty. What a code means for a call stands beside the call; these hold for all:
+// person; status details stay empty. Each call explains its codes. These hold for all calls:
 //
 //   CANCELLED           the client has gone: clean up and return
-//   UNKNOWN             not enough is known of what went wrong; tried again
+//   UNKNOWN             the cause is not known; tried again
 //   INVALID_ARGUMENT    a field is missing, or has a value that isn't supported; the message says which
 //   DEADLINE_EXCEEDED   the call took longer than the client waits; tried again
 //   PERMISSION_DENIED   the secrets are known, and may not do this
@@ -33,8 +33,7 @@
 //   UNAVAILABLE         the back end can't be reached now; tried again. Never NOT_FOUND, never OK
 //   UNAUTHENTICATED     the secrets are missing or unknown
 //
-// A plugin that has more to say says it in trailing metadata, see
-// capcmi/v1/capcmi.proto. None of that is needed.
+// A plugin may add details in trailing metadata, see capcmi/v1/capcmi.proto. They are optional.
 //
 // Identity of a machine
 //
@@ -72,7 +71,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// The plugin's name and version, and what it can do. All calls are REQUIRED.
+// The plugin's name, version and capabilities. All calls are REQUIRED.
 type IdentityClient interface {
 	// Name and version.
 	GetPluginInfo(ctx context.Context, in *GetPluginInfoRequest, opts ...grpc.CallOption) (*GetPluginInfoResponse, error)
@@ -128,7 +127,7 @@ func (c *identityClient) Probe(ctx context.Context, in *ProbeRequest, opts ...gr
 // All implementations must embed UnimplementedIdentityServer
 // for forward compatibility.
 //
-// The plugin's name and version, and what it can do. All calls are REQUIRED.
+// The plugin's name, version and capabilities. All calls are REQUIRED.
 type IdentityServer interface {
 	// Name and version.
 	GetPluginInfo(context.Context, *GetPluginInfoRequest) (*GetPluginInfoResponse, error)
@@ -273,22 +272,22 @@ const (
 //
 // Machines. CreateMachine and DeleteMachine are REQUIRED, the others are declared as capabilities.
 type MachineClient interface {
-	// Makes the machine of this name, or adopts the one that is there. REQUIRED, idempotent.
+	// Makes the machine of this name, or adopts the existing one. REQUIRED, idempotent.
 	//
-	//	OK                   the machine exists and is what ProviderSpec describes
+	//	OK                   the machine exists and matches ProviderSpec
 	//	INVALID_ARGUMENT     MachineName or ProviderSpec is wrong; nothing was made, and the client gives up
 	//	ALREADY_EXISTS       a machine of this name exists and is another: other
 	//	                     parameters, or another identity tag
 	//	RESOURCE_EXHAUSTED   quota or pool is used up; nothing was made
 	//	FAILED_PRECONDITION  the machine is in a state that forbids this; an operator has to look
 	//	ABORTED              another call for this machine is running
-	//	OUT_OF_RANGE         CPUs, memory or disk are outside of what there is; nothing was
+	//	OUT_OF_RANGE         CPUs, memory or disk are outside of the limits; nothing was
 	//	                     made, and the client gives up
 	//	CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, PERMISSION_DENIED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED
 	//	                     as above
 	CreateMachine(ctx context.Context, in *CreateMachineRequest, opts ...grpc.CallOption) (*CreateMachineResponse, error)
-	// Deletes the machine and what belongs to it. OK when there is none, and when it is
-	// gone. REQUIRED, idempotent.
+	// Deletes the machine with its disks and addresses. OK when it is gone, and when it never
+	// existed. REQUIRED, idempotent.
 	//
 	//	INVALID_ARGUMENT     MachineName or ProviderSpec is wrong
 	//	FAILED_PRECONDITION  the machine is in a state that forbids this; an operator has to look
@@ -298,7 +297,7 @@ type MachineClient interface {
 	DeleteMachine(ctx context.Context, in *DeleteMachineRequest, opts ...grpc.CallOption) (*DeleteMachineResponse, error)
 	// Reads the machine and changes nothing. Capability GET_MACHINE_STATUS.
 	//
-	//	NOT_FOUND            the back end confirmed that there is none; the client may create it
+	//	NOT_FOUND            the back end confirmed that it does not exist; the client may create it
 	//	OUT_OF_RANGE         several machines have this name
 	//	INVALID_ARGUMENT     MachineName or ProviderSpec is wrong
 	//	FAILED_PRECONDITION  the machine is in a state that forbids this
@@ -311,9 +310,9 @@ type MachineClient interface {
 	//	CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, PERMISSION_DENIED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE,
 	//	UNAUTHENTICATED      as above
 	ListMachines(ctx context.Context, in *ListMachinesRequest, opts ...grpc.CallOption) (*ListMachinesResponse, error)
-	// Stops the machine before it is deleted. OK when it is stopped or has accepted to stop; the machine is
-	// still there then. A client that can see the power state of the machine, by GetMachine of capcmi.v1, waits
-	// for as long as it still runs; one that can't goes on. Capability SHUTDOWN_MACHINE, idempotent.
+	// Stops the machine before it is deleted. OK when it is stopped or has accepted to stop; the machine still
+	// exists then. A client that sees the power state of the machine, by GetMachine of capcmi.v1, waits while it
+	// still runs. Other clients continue. Capability SHUTDOWN_MACHINE, idempotent.
 	//
 	//	INVALID_ARGUMENT     MachineName or ProviderSpec is wrong
 	//	FAILED_PRECONDITION  the machine is in a state that forbids this
@@ -324,7 +323,7 @@ type MachineClient interface {
 	ShutDownMachine(ctx context.Context, in *ShutDownMachineRequest, opts ...grpc.CallOption) (*ShutDownMachineResponse, error)
 	// Ids of the volumes behind PersistentVolumes. Capability GET_VOLUME_IDS, idempotent.
 	//
-	//	INVALID_ARGUMENT     PVSpecList is no list of PersistentVolumeSpecs
+	//	INVALID_ARGUMENT     PVSpecList is not a list of PersistentVolumeSpecs
 	//	CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE   as above
 	GetVolumeIDs(ctx context.Context, in *GetVolumeIDsRequest, opts ...grpc.CallOption) (*GetVolumeIDsResponse, error)
 }
@@ -403,22 +402,22 @@ func (c *machineClient) GetVolumeIDs(ctx context.Context, in *GetVolumeIDsReques
 //
 // Machines. CreateMachine and DeleteMachine are REQUIRED, the others are declared as capabilities.
 type MachineServer interface {
-	// Makes the machine of this name, or adopts the one that is there. REQUIRED, idempotent.
+	// Makes the machine of this name, or adopts the existing one. REQUIRED, idempotent.
 	//
-	//	OK                   the machine exists and is what ProviderSpec describes
+	//	OK                   the machine exists and matches ProviderSpec
 	//	INVALID_ARGUMENT     MachineName or ProviderSpec is wrong; nothing was made, and the client gives up
 	//	ALREADY_EXISTS       a machine of this name exists and is another: other
 	//	                     parameters, or another identity tag
 	//	RESOURCE_EXHAUSTED   quota or pool is used up; nothing was made
 	//	FAILED_PRECONDITION  the machine is in a state that forbids this; an operator has to look
 	//	ABORTED              another call for this machine is running
-	//	OUT_OF_RANGE         CPUs, memory or disk are outside of what there is; nothing was
+	//	OUT_OF_RANGE         CPUs, memory or disk are outside of the limits; nothing was
 	//	                     made, and the client gives up
 	//	CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, PERMISSION_DENIED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED
 	//	                     as above
 	CreateMachine(context.Context, *CreateMachineRequest) (*CreateMachineResponse, error)
-	// Deletes the machine and what belongs to it. OK when there is none, and when it is
-	// gone. REQUIRED, idempotent.
+	// Deletes the machine with its disks and addresses. OK when it is gone, and when it never
+	// existed. REQUIRED, idempotent.
 	//
 	//	INVALID_ARGUMENT     MachineName or ProviderSpec is wrong
 	//	FAILED_PRECONDITION  the machine is in a state that forbids this; an operator has to look
@@ -428,7 +427,7 @@ type MachineServer interface {
 	DeleteMachine(context.Context, *DeleteMachineRequest) (*DeleteMachineResponse, error)
 	// Reads the machine and changes nothing. Capability GET_MACHINE_STATUS.
 	//
-	//	NOT_FOUND            the back end confirmed that there is none; the client may create it
+	//	NOT_FOUND            the back end confirmed that it does not exist; the client may create it
 	//	OUT_OF_RANGE         several machines have this name
 	//	INVALID_ARGUMENT     MachineName or ProviderSpec is wrong
 	//	FAILED_PRECONDITION  the machine is in a state that forbids this
@@ -441,9 +440,9 @@ type MachineServer interface {
 	//	CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, PERMISSION_DENIED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE,
 	//	UNAUTHENTICATED      as above
 	ListMachines(context.Context, *ListMachinesRequest) (*ListMachinesResponse, error)
-	// Stops the machine before it is deleted. OK when it is stopped or has accepted to stop; the machine is
-	// still there then. A client that can see the power state of the machine, by GetMachine of capcmi.v1, waits
-	// for as long as it still runs; one that can't goes on. Capability SHUTDOWN_MACHINE, idempotent.
+	// Stops the machine before it is deleted. OK when it is stopped or has accepted to stop; the machine still
+	// exists then. A client that sees the power state of the machine, by GetMachine of capcmi.v1, waits while it
+	// still runs. Other clients continue. Capability SHUTDOWN_MACHINE, idempotent.
 	//
 	//	INVALID_ARGUMENT     MachineName or ProviderSpec is wrong
 	//	FAILED_PRECONDITION  the machine is in a state that forbids this
@@ -454,7 +453,7 @@ type MachineServer interface {
 	ShutDownMachine(context.Context, *ShutDownMachineRequest) (*ShutDownMachineResponse, error)
 	// Ids of the volumes behind PersistentVolumes. Capability GET_VOLUME_IDS, idempotent.
 	//
-	//	INVALID_ARGUMENT     PVSpecList is no list of PersistentVolumeSpecs
+	//	INVALID_ARGUMENT     PVSpecList is not a list of PersistentVolumeSpecs
 	//	CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE   as above
 	GetVolumeIDs(context.Context, *GetVolumeIDsRequest) (*GetVolumeIDsResponse, error)
 	mustEmbedUnimplementedMachineServer()

@@ -92,15 +92,15 @@ class MachineExtensionServicer:
     """
 
     def GetExtensionCapabilities(self, request, context):
-        """What else the plugin offers, and how it behaves. REQUIRED of a plugin that serves this service. The same
-        for all plugins of the same version.
+        """The calls of this service that the plugin offers, and its behaviour. REQUIRED of a plugin that serves this
+        service. The same for all plugins of the same version.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def InitializeMachine(self, request, context):
-        """Does what has to be done once to a machine that exists, such as to switch off the source/destination
+        """Does the steps that a machine needs once after its creation, such as to switch off the source/destination
         check. Idempotent: a step that is done is not done again. Capability INITIALIZE_MACHINE.
 
         OK                             the machine is initialized
@@ -115,12 +115,12 @@ class MachineExtensionServicer:
 
     def UpdateMachine(self, request, context):
         """Brings a living machine from the last applied to the new provider spec. Only fields differ that the
-        plugin declares as hot_updatable. Compares with what is really there, and leaves alone what others have
-        set. Idempotent. Capability UPDATE_MACHINE.
+        plugin declares as hot_updatable. Compares with the actual machine, and leaves settings of others alone.
+        Idempotent. Capability UPDATE_MACHINE.
 
         Where hot_updatable names the tag `capcmi.io/machine`, `/tags/capcmi.io~1machine`, a machine that was
-        adopted without that tag gets it: the new spec has it, and the last applied one has not. Calls that come
-        without the tag, before and after, mean the machine of the name, the cluster and the id that they give.
+        adopted without that tag gets it: only the new spec has it. Calls without the tag, before and after, mean
+        the machine with their name, cluster and id.
 
         NOT_FOUND                      there is no such machine
         INVALID_ARGUMENT               the new provider spec is wrong
@@ -138,7 +138,7 @@ class MachineExtensionServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetMachine(self, request, context):
-        """GetMachineStatus of cmi.v1 with all that is known of the machine. A client calls it instead.
+        """GetMachineStatus of cmi.v1 with all known fields of the machine. A client calls it instead.
         Codes as there, and the machine code Uninitialized with the machine in
         `capcmi-response-bin`. Capability GET_MACHINE.
         """
@@ -170,20 +170,20 @@ class MachineExtensionServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RestartMachine(self, request, context):
-        """Restarts a machine whose Node has fallen silent, by force if that is what it takes: its guest may hang. One
-        that is off is switched on. OK when the back end has taken the order; the client waits for the Node. The
-        machine stays the same: id, node name, tags and disks; addresses may change. Never makes a machine.
-        A repeat may restart once more, and does no other harm. Capability RESTART_MACHINE.
+        """Restarts a machine whose Node has fallen silent, by force if needed: its guest may hang. Switches a machine on
+        that is off. OK when the back end has accepted the order; the client waits for the Node. The machine keeps its
+        id, node name, tags and disks; addresses may change. Never makes a machine. A repeat may restart once more,
+        and does no other harm. Capability RESTART_MACHINE.
 
         ABORTED                        it is restarting already: as good as OK
         NOT_FOUND                      there is no such machine
         FAILED_PRECONDITION            it is there and can't be restarted: replaced instead
         UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED
-        nothing was restarted: asked again. So says `capcmi-nothing-begun`
-        beside any other code, as UNAVAILABLE while the back end is away
+        nothing was restarted: called again. The same holds for any other
+        code with `capcmi-nothing-begun`, as while the back end is away
         UNAVAILABLE, DEADLINE_EXCEEDED, UNKNOWN
-        it may have been restarted: its Node gets time. A proxy says
-        UNAVAILABLE, too, when it loses the plugin during the call
+        it may have been restarted: its Node gets time. A proxy also answers
+        UNAVAILABLE when it loses the plugin during the call
         others                         as of CreateMachine
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

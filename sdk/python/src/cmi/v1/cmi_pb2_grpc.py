@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class IdentityStub:
-    """The plugin's name and version, and what it can do. All calls are REQUIRED.
+    """The plugin's name, version and capabilities. All calls are REQUIRED.
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class IdentityStub:
 
 
 class IdentityServicer:
-    """The plugin's name and version, and what it can do. All calls are REQUIRED.
+    """The plugin's name, version and capabilities. All calls are REQUIRED.
     """
 
     def GetPluginInfo(self, request, context):
@@ -108,7 +108,7 @@ def add_IdentityServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Identity:
-    """The plugin's name and version, and what it can do. All calls are REQUIRED.
+    """The plugin's name, version and capabilities. All calls are REQUIRED.
     """
 
     @staticmethod
@@ -240,16 +240,16 @@ class MachineServicer:
     """
 
     def CreateMachine(self, request, context):
-        """Makes the machine of this name, or adopts the one that is there. REQUIRED, idempotent.
+        """Makes the machine of this name, or adopts the existing one. REQUIRED, idempotent.
 
-        OK                   the machine exists and is what ProviderSpec describes
+        OK                   the machine exists and matches ProviderSpec
         INVALID_ARGUMENT     MachineName or ProviderSpec is wrong; nothing was made, and the client gives up
         ALREADY_EXISTS       a machine of this name exists and is another: other
         parameters, or another identity tag
         RESOURCE_EXHAUSTED   quota or pool is used up; nothing was made
         FAILED_PRECONDITION  the machine is in a state that forbids this; an operator has to look
         ABORTED              another call for this machine is running
-        OUT_OF_RANGE         CPUs, memory or disk are outside of what there is; nothing was
+        OUT_OF_RANGE         CPUs, memory or disk are outside of the limits; nothing was
         made, and the client gives up
         CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, PERMISSION_DENIED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED
         as above
@@ -259,8 +259,8 @@ class MachineServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteMachine(self, request, context):
-        """Deletes the machine and what belongs to it. OK when there is none, and when it is
-        gone. REQUIRED, idempotent.
+        """Deletes the machine with its disks and addresses. OK when it is gone, and when it never
+        existed. REQUIRED, idempotent.
 
         INVALID_ARGUMENT     MachineName or ProviderSpec is wrong
         FAILED_PRECONDITION  the machine is in a state that forbids this; an operator has to look
@@ -275,7 +275,7 @@ class MachineServicer:
     def GetMachineStatus(self, request, context):
         """Reads the machine and changes nothing. Capability GET_MACHINE_STATUS.
 
-        NOT_FOUND            the back end confirmed that there is none; the client may create it
+        NOT_FOUND            the back end confirmed that it does not exist; the client may create it
         OUT_OF_RANGE         several machines have this name
         INVALID_ARGUMENT     MachineName or ProviderSpec is wrong
         FAILED_PRECONDITION  the machine is in a state that forbids this
@@ -298,9 +298,9 @@ class MachineServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ShutDownMachine(self, request, context):
-        """Stops the machine before it is deleted. OK when it is stopped or has accepted to stop; the machine is
-        still there then. A client that can see the power state of the machine, by GetMachine of capcmi.v1, waits
-        for as long as it still runs; one that can't goes on. Capability SHUTDOWN_MACHINE, idempotent.
+        """Stops the machine before it is deleted. OK when it is stopped or has accepted to stop; the machine still
+        exists then. A client that sees the power state of the machine, by GetMachine of capcmi.v1, waits while it
+        still runs. Other clients continue. Capability SHUTDOWN_MACHINE, idempotent.
 
         INVALID_ARGUMENT     MachineName or ProviderSpec is wrong
         FAILED_PRECONDITION  the machine is in a state that forbids this
@@ -316,7 +316,7 @@ class MachineServicer:
     def GetVolumeIDs(self, request, context):
         """Ids of the volumes behind PersistentVolumes. Capability GET_VOLUME_IDS, idempotent.
 
-        INVALID_ARGUMENT     PVSpecList is no list of PersistentVolumeSpecs
+        INVALID_ARGUMENT     PVSpecList is not a list of PersistentVolumeSpecs
         CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE   as above
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
