@@ -1,7 +1,7 @@
 //! Reasons of conditions and events, each with its cause and its remedy.
 //!
-//! `capcmi describe` and the reference documentation print this table. A condition or event that an error of
-//! the driver causes has the name of the machine code as its reason.
+//! `capcmi describe` and the runbook print this table. A condition or event that an error of the driver
+//! causes has the name of the machine code as its reason.
 
 use cmi_driver::Code;
 

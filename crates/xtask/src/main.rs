@@ -108,7 +108,8 @@ fn block(name: &str) -> Result<String> {
         "flags" => flags::table(capcmi::manager::cli::command()),
         "metrics" => metrics::table(),
         "timeouts" => timeouts::table(),
-        "reasons" => reasons::table()?,
+        "reasons" => reasons::index()?,
+        _ if let Some(names) = name.strip_prefix(reasons::BLOCK) => reasons::explained(names)?,
         _ if let Some(kind) = name.strip_prefix("fields of ") => api::table(kind)?,
         _ => bail!("unknown block `{name}`"),
     })
@@ -149,8 +150,9 @@ mod tests {
     use super::*;
 
     /// The blocks of these pages would otherwise be lost without notice.
-    const PLACES: [(&str, &str); 3] = [
+    const PLACES: [(&str, &str); 4] = [
         ("docs/reference/codes.md", "dispositions"),
+        ("docs/operate/runbook.md", "reasons Paused"),
         ("docs/reference/reasons.md", "reasons"),
         ("docs/internals/compliance.md", "conformance summary"),
     ];

@@ -1,4 +1,5 @@
-//! The reasons of conditions and events.
+//! The reasons of conditions and events. The runbook groups them by symptom, and explains each in a generated
+//! block.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,78 +8,74 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use capcmi::api::reason::Reason;
 
-use crate::markdown;
-
 const RUNBOOK: &str = "docs/operate/runbook.md";
 
-/// The section of the runbook whose reasons need no explanation: the object is as it has to be.
-const DESIRED: &str = "Nothing to do";
+/// The start of the name of a section's block. The reasons follow, separated by commas.
+pub(crate) const BLOCK: &str = "reasons ";
 
-/// Returns the table of the reasons, with cause, remedy, and a link to the section of the runbook, and the
-/// list of the reasons that need none of these. Reasons with the same cause and remedy share a row.
-pub(crate) fn table() -> Result<String> {
-    let runbook = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(RUNBOOK);
-    let runbook = fs::read_to_string(runbook).context(RUNBOOK)?;
-    let reasons: Vec<_> = Reason::all().collect();
-    let table = markdown(&["Reason", "Cause and remedy"], &rows(&reasons, &runbook)?);
-    let desired = desired(&runbook)?;
-    Ok(format!(
-        "{table}\nNothing is wrong with {}.\n",
-        desired.join(", ")
-    ))
-}
-
-/// Returns the reasons of the section [`DESIRED`], sorted and as code.
-fn desired(runbook: &str) -> Result<Vec<String>> {
-    let sections = sections(runbook)?.into_iter();
-    let names = sections.filter(|(_, title)| *title == DESIRED);
-    Ok(names.map(|(name, _)| format!("`{name}`")).collect())
-}
-
-/// Returns the rows of the reasons outside the section [`DESIRED`], sorted by the first name.
+/// Returns a list of these reasons with cause and remedy. Reasons with the same text share an item.
 ///
 /// # Errors
-/// When a reason is in no section of the runbook or in two, or when a section names another word.
-fn rows(reasons: &[Reason], runbook: &str) -> Result<Vec<[String; 2]>> {
-    let mut sections = sections(runbook)?;
-    let mut reasons = reasons.to_vec();
-    reasons.sort_by_key(|reason| reason.name);
-    let mut rows: Vec<[String; 2]> = Vec::new();
-    for reason in reasons {
-        let name = reason.name;
-        let title = sections.remove(name);
-        let title = title.with_context(|| format!("no section of {RUNBOOK} names `{name}`"))?;
-        if title == DESIRED {
-            continue;
-        }
-        let anchor = title.to_lowercase().replace(' ', "-");
-        let link = format!("[`{name}`](../operate/runbook.md#{anchor})");
+/// A word is not a reason.
+pub(crate) fn explained(names: &str) -> Result<String> {
+    let mut items: Vec<(String, String)> = Vec::new();
+    for name in names.split(',') {
+        let reason = Reason::named(name).with_context(|| format!("`{name}` is not a reason"))?;
         let text = with_commands(&reason.explanation());
-        match rows.iter_mut().find(|known| known[1] == text) {
-            Some(known) => known[0].extend([", ", link.as_str()]),
-            None => rows.push([link, text]),
+        match items.iter_mut().find(|(_, known)| *known == text) {
+            Some((known, _)) => known.extend([", `", name, "`"]),
+            None => items.push((format!("`{name}`"), text)),
         }
     }
-    let unknown = sections.first_key_value();
-    ensure!(
-        unknown.is_none(),
-        "{RUNBOOK} names a word that is not a reason: {unknown:?}"
-    );
-    Ok(rows)
+    let lines: Vec<_> = items
+        .iter()
+        .map(|(names, text)| format!("* {names}: {text}\n"))
+        .collect();
+    Ok(lines.concat())
 }
 
-/// Returns the title of the section of each reason. The section lists the reason in its line `Reasons:`.
+/// Returns the names of all reasons, each with a link to its section of the runbook.
+///
+/// # Errors
+/// See [`links`].
+pub(crate) fn index() -> Result<String> {
+    let runbook = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(RUNBOOK);
+    let runbook = fs::read_to_string(runbook).context(RUNBOOK)?;
+    Ok(links(Reason::all(), &runbook)?.join(",\n") + "\n")
+}
+
+/// Returns the links of these reasons, sorted by name.
+///
+/// # Errors
+/// A reason is in no section of the runbook or in two.
+fn links(reasons: impl Iterator<Item = Reason>, runbook: &str) -> Result<Vec<String>> {
+    let sections = sections(runbook)?;
+    let mut names: Vec<_> = reasons.map(|reason| reason.name).collect();
+    names.sort_unstable();
+    let link = |name: &str| {
+        let title = sections.get(name);
+        let title = title.with_context(|| format!("no section of {RUNBOOK} names `{name}`"))?;
+        let anchor = title.to_lowercase().replace(' ', "-");
+        Ok(format!("[`{name}`](../operate/runbook.md#{anchor})"))
+    };
+    names.into_iter().map(link).collect()
+}
+
+/// Returns the title of the section of each reason.
 fn sections(runbook: &str) -> Result<BTreeMap<&str, &str>> {
     let mut sections = BTreeMap::new();
     for section in runbook.split("\n### ").skip(1) {
         let (title, text) = section.split_once('\n').context("a section has no text")?;
-        let Some((_, list)) = text.split_once("Reasons: ") else {
-            continue;
-        };
-        let list = list.split("\n\n").next().unwrap_or_default();
-        for reason in list.split('`').skip(1).step_by(2) {
-            let other = sections.insert(reason, title);
-            ensure!(other.is_none(), "two sections of {RUNBOOK} name `{reason}`");
+        for block in text.split(crate::START).skip(1) {
+            let name = block.split(crate::START_END).next().unwrap_or_default();
+            for reason in name
+                .strip_prefix(BLOCK)
+                .into_iter()
+                .flat_map(|names| names.split(','))
+            {
+                let other = sections.insert(reason, title);
+                ensure!(other.is_none(), "two sections of {RUNBOOK} name `{reason}`");
+            }
         }
     }
     Ok(sections)
@@ -86,8 +83,8 @@ fn sections(runbook: &str) -> Result<BTreeMap<&str, &str>> {
 
 /// Formats the command that ends a remedy as code.
 fn with_commands(remedy: &str) -> String {
-    match remedy.split_once("kubectl ") {
-        Some((text, command)) => format!("{text}`kubectl {command}`"),
+    match remedy.split_once(": kubectl ") {
+        Some((text, command)) => format!("{text}: `kubectl {command}`"),
         None => remedy.to_owned(),
     }
 }
@@ -96,40 +93,49 @@ fn with_commands(remedy: &str) -> String {
 mod tests {
     use super::*;
 
-    const SECTION: &str = "# Runbook\n\n### It waits\n\nReasons: `B`,\n`A`.\n\n* **Do:** set `C`.\n";
+    const SECTION: &str = "# Runbook\n\n### It waits\n\n<!-- generated: reasons B,A -->\n\
+        \n* `B`, `A`: It waits.\n\n<!-- end -->\n\nSet `C`.\n";
 
-    fn reasons<const N: usize>(names: [&'static str; N]) -> [Reason; N] {
-        names.map(|name| Reason {
+    fn reasons<const N: usize>(names: [&'static str; N]) -> impl Iterator<Item = Reason> {
+        names.into_iter().map(|name| Reason {
             name,
             cause: "It waits.",
-            remedy: Some("Run: kubectl get a"),
+            remedy: None,
         })
     }
 
     #[test]
-    fn table_has_each_reason_that_needs_a_remedy_once() {
-        let table = table().unwrap();
-        let (rows, desired) = table.split_once("\n\n").unwrap();
-        let count = rows.matches("](../operate/runbook.md#").count() + desired.matches(", ").count() + 1;
-        assert_eq!(count, Reason::all().count());
+    fn item_has_cause_and_remedy_and_its_command_as_code() {
+        let item = explained("ResourceExhausted,WaitingForCapacity").unwrap();
+        let start = "* `ResourceExhausted`, `WaitingForCapacity`: A quota or a pool";
+        assert!(item.starts_with(start), "{item}");
         assert!(
-            rows.contains("`WaitingForCapacity`") && desired.contains("`Provisioned`"),
-            "{table}"
+            item.contains(" immediately: `kubectl annotate inframachine NAME"),
+            "{item}"
+        );
+        assert_eq!(item.lines().count(), 1, "{item}");
+        assert_eq!(explained("Created,Deleted").unwrap().lines().count(), 2);
+        assert!(
+            explained("Created,Other")
+                .unwrap_err()
+                .to_string()
+                .contains("`Other`")
         );
     }
 
     #[test]
-    fn reasons_with_the_same_text_share_a_row_and_link_to_their_section() {
-        let rows = rows(&reasons(["B", "A"]), SECTION).unwrap();
-        let links = "[`A`](../operate/runbook.md#it-waits), [`B`](../operate/runbook.md#it-waits)";
-        assert_eq!(rows, [[links, "It waits. Run: `kubectl get a`"]]);
+    fn index_links_each_reason_to_its_section() {
+        let a = "[`A`](../operate/runbook.md#it-waits)";
+        let b = "[`B`](../operate/runbook.md#it-waits)";
+        assert_eq!(links(reasons(["B", "A"]), SECTION).unwrap(), [a, b]);
+        assert_eq!(index().unwrap().lines().count(), Reason::all().count());
     }
 
     #[test]
-    fn a_missing_and_an_unknown_reason_are_errors() {
-        let missing = rows(&reasons(["A", "B", "D"]), SECTION).unwrap_err();
+    fn a_reason_in_no_section_or_in_two_is_an_error() {
+        let missing = links(reasons(["A", "B", "D"]), SECTION).unwrap_err();
         assert!(missing.to_string().contains("names `D`"), "{missing}");
-        let unknown = rows(&reasons(["A"]), SECTION).unwrap_err();
-        assert!(unknown.to_string().contains("(\"B\", "), "{unknown}");
+        let twice = links(reasons(["A"]), &SECTION.repeat(2)).unwrap_err();
+        assert!(twice.to_string().contains("two sections"), "{twice}");
     }
 }
