@@ -1,7 +1,7 @@
 //! Explanations for operators: the object that a machine waits for, and its owners.
 
 use anyhow::{Result, ensure};
-use capcmi::api::conditions;
+use capcmi::api::conditions::{self, reason};
 use capcmi::api::wall_clock;
 use capcmi_cli::describe;
 use k8s_openapi::api::events::v1::Event;
@@ -10,7 +10,7 @@ use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams};
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
-use crate::support::by_hand::message;
+use crate::support::by_hand::{message, says};
 use crate::support::fleet::objects;
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World};
 
@@ -56,6 +56,55 @@ async fn a_machine_names_the_infra_cluster_it_waits_for_and_why() -> Result<()> 
     let corrected = Patch::Merge(json!({"spec": {"driver": "simulated"}}));
     clusters.patch("c", &PatchParams::default(), &corrected).await?;
     machine.provisioned().await?;
+    Ok(())
+}
+
+/// The reference to the bootstrap config has no version: discovery gives it.
+#[tokio::test(start_paused = true)]
+async fn the_page_of_a_machine_shows_the_config_of_its_bootstrap_data() -> Result<()> {
+    let world = World::new("explain-bootstrap").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("c").await?;
+    let (group, kind) = ("bootstrap.cluster.x-k8s.io", "KubeadmConfig");
+    let reference = json!({"configRef": {"apiGroup": group, "kind": kind, "name": "m-config"}});
+    let machine = ByHand::new(&world, "c", "m")
+        .machine("/spec/bootstrap", reference)
+        .create()
+        .await?;
+    machine
+        .until("a machine that waits for bootstrap data", |machine| {
+            says(
+                machine,
+                conditions::READY,
+                "False",
+                reason::WAITING_FOR_BOOTSTRAP_DATA,
+            )
+        })
+        .await?;
+    let missing = page(&world, "m").await?;
+    ensure!(
+        missing.contains("m-config; cannot be read: does not exist"),
+        "{missing}"
+    );
+
+    let config = json!({
+        "apiVersion": format!("{group}/v1beta2"), "kind": kind,
+        "metadata": {"name": "m-config", "namespace": world.namespace}, "spec": {},
+    });
+    management_cluster::apply(&world.admin, config).await?;
+    let status = json!({"status": {"conditions": [{
+        "type": "Ready", "status": "False", "reason": "NotReady", "message": "no control plane",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    }]}});
+    objects(&world, group, "v1beta2", kind)
+        .patch_status("m-config", &PatchParams::default(), &Patch::Merge(status))
+        .await?;
+    let page = page(&world, "m").await?;
+    ensure!(
+        page.contains("m-config; Ready is False, NotReady: no control plane"),
+        "{page}"
+    );
     Ok(())
 }
 

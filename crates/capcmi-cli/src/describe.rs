@@ -4,6 +4,7 @@
 //! and still shows everything else.
 
 mod advice;
+mod bootstrap;
 mod driver;
 mod driver_page;
 mod event_table;

@@ -1,6 +1,6 @@
 //! The server: requests in, answers out.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -265,6 +265,7 @@ impl Inner {
                 return Ok(Answer::Json(200, version));
             }
             ["api", version] => return Ok(Answer::Json(200, resources(&state.store, "", version))),
+            ["apis"] => return Ok(Answer::Json(200, groups(&state.store))),
             ["apis", group, version] => {
                 return Ok(Answer::Json(200, resources(&state.store, group, version)));
             }
@@ -461,6 +462,24 @@ fn list(store: &Store, key: &Key, selector: &Selector, call: &Call) -> Value {
         "apiVersion": kind.api_version(), "kind": format!("{}List", kind.kind),
         "metadata": metadata, "items": items,
     })
+}
+
+/// The groups, each with the only version of its kinds.
+fn groups(store: &Store) -> Value {
+    let versions: BTreeMap<_, _> = store
+        .kinds
+        .iter()
+        .filter(|kind| !kind.group.is_empty())
+        .map(|kind| (&kind.group, kind))
+        .collect();
+    let groups: Vec<Value> = versions
+        .into_iter()
+        .map(|(name, kind)| {
+            let version = json!({"groupVersion": kind.api_version(), "version": kind.version});
+            json!({"name": name, "versions": [version], "preferredVersion": version})
+        })
+        .collect();
+    json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
 }
 
 fn resources(store: &Store, group: &str, version: &str) -> Value {

@@ -215,6 +215,9 @@ pub fn kubeconfig(cluster: &Value, user: &Value) -> String {
     .to_string()
 }
 
+/// The API of kubeadm's bootstrap provider.
+const BOOTSTRAP: &str = "bootstrap.cluster.x-k8s.io/v1beta2";
+
 fn management_kinds() -> Vec<Kind> {
     let (core, infra) = ("cluster.x-k8s.io/v1beta2", "infrastructure.capcmi.io/v1alpha1");
     let admission = "admissionregistration.k8s.io/v1";
@@ -242,6 +245,7 @@ fn management_kinds() -> Vec<Kind> {
         Kind::new(core, "MachineSet", "machinesets"),
         Kind::new(core, "MachineDeployment", "machinedeployments"),
         Kind::new(core, "MachineDrainRule", "machinedrainrules").without_status(),
+        Kind::new(BOOTSTRAP, "KubeadmConfig", "kubeadmconfigs"),
         Kind::new(infra, "InfraMachine", "inframachines"),
         Kind::new(infra, "InfraMachineTemplate", "inframachinetemplates"),
         Kind::new(infra, "InfraCluster", "infraclusters"),

@@ -4,6 +4,7 @@ use kube::Client;
 use kube::api::Api;
 
 use super::Error;
+use super::bootstrap::{self, BootstrapSource};
 use super::events::{self, EventSummary};
 use super::owners::{self, Owner};
 use super::vm::{self, VmAnswer};
@@ -22,6 +23,8 @@ pub struct MachineReport {
     pub owners: Vec<Owner>,
     /// Its Cluster, where it can be had, or why not.
     pub cluster: Result<ClusterSummary, String>,
+    /// The source of the bootstrap data, while the machine waits for it.
+    pub bootstrap: Option<BootstrapSource>,
     /// Its VM.
     pub vm: VmAnswer,
     /// Its newest events and its Machine's, or why they cannot be read.
@@ -71,6 +74,7 @@ pub async fn gather(
     let events = events::of(client, namespace, &uids).await;
     Ok(MachineReport {
         cluster: cluster(client, &machine).await,
+        bootstrap: bootstrap::of(client, &machine).await,
         vm: vm::of(client, drivers, &machine).await,
         events: events.map_err(|error| error_message(&error)),
         owners,

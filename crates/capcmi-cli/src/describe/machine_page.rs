@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use super::advice;
+use super::bootstrap::{BootstrapSource, ReadyCondition};
 use super::event_table::event_table;
 use super::machine::{ClusterSummary, MachineReport};
 use super::owners::{Owner, OwnerState};
@@ -14,6 +15,7 @@ use capcmi::api::identity::{self, VmRecord, VmState};
 use capcmi::api::v1alpha1::{InfraCluster, InfraMachine, OperationState};
 use capcmi::api::{ObjectMetaExt as _, conditions};
 use capcmi::machine::phase;
+use cmi_driver::{Code, Operation};
 
 /// Renders the facts about a machine and the next steps as one page.
 pub fn page(facts: &MachineReport, now: Timestamp) -> String {
@@ -25,6 +27,7 @@ pub fn page(facts: &MachineReport, now: Timestamp) -> String {
         page.line(&step);
     }
     owners(&mut page, facts);
+    bootstrap(&mut page, facts.bootstrap.as_ref());
     page.section("Conditions");
     let shown = machine.status.as_ref().map(|status| status.conditions.as_slice());
     table_of(&mut page, shown.unwrap_or_default(), now);
@@ -95,6 +98,36 @@ fn owners(page: &mut Page, facts: &MachineReport) {
             infra_cluster(page, cluster);
         }
     }
+}
+
+/// The object that has to make the bootstrap data.
+fn bootstrap(page: &mut Page, source: Option<&BootstrapSource>) {
+    let Some(source) = source else { return };
+    page.section("Source of the missing bootstrap data");
+    match source {
+        BootstrapSource::User => {
+            page.line(
+                "none: the Machine has no spec.bootstrap.configRef, so set spec.bootstrap.dataSecretName",
+            );
+        }
+        BootstrapSource::Unread(why) => page.row("Machine", &format!("cannot be read: {why}")),
+        BootstrapSource::Config { kind, name, ready } => {
+            let state = match ready {
+                Err(why) => format!("cannot be read: {why}"),
+                Ok(None) => "no condition Ready: check that its bootstrap provider runs".to_owned(),
+                Ok(Some(ready)) => readiness(ready),
+            };
+            page.row(kind, &format!("{name}; {state}"));
+        }
+    }
+}
+
+fn readiness(ready: &ReadyCondition) -> String {
+    let state = format!("Ready is {}, {}", ready.status, or_none(&ready.reason));
+    if ready.message.is_empty() {
+        return state;
+    }
+    format!("{state}: {}", ready.message)
 }
 
 fn state_of(owner: &Owner) -> String {
@@ -228,11 +261,18 @@ fn record(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
         Err(invalid) => return page.row("Invalid", &invalid.to_string()),
     };
     page.row("State", &state_of_vm(record.state, now));
-    if let Some(unanswered) = record.state.unanswered() {
-        page.row(
-            "Unanswered",
-            &format!("a create of {}, {unanswered:.0}", ago(unanswered, now)),
-        );
+    if let Some(issued) = record.state.unanswered() {
+        let when = format!("{}, {issued:.0}", ago(issued, now));
+        match answer(machine, record.state) {
+            Some(code) => page.row(
+                "Last create",
+                &format!("{when}; the last recorded answer is {code}"),
+            ),
+            None => page.row(
+                "Unanswered",
+                &format!("a create of {when}: its VM may still appear"),
+            ),
+        }
     }
     if let Some(made) = &record.made_from {
         let secret = made
@@ -244,6 +284,18 @@ fn record(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
     if record.adopted {
         page.row("Adopted", "yes");
     }
+}
+
+/// Returns the code with which the driver has refused the only create, as far as the status shows. The record
+/// does not change with this answer. A repeated refusal is recorded less often than the create.
+fn answer(machine: &InfraMachine, state: VmState) -> Option<&str> {
+    let last = machine.status.as_ref()?.last_operation.as_ref()?;
+    let code = last.code.as_deref()?;
+    let is_of_create = last.operation.as_deref() == Some(Operation::CreateMachine.name());
+    let is_refused =
+        last.state == OperationState::Failed && code.parse::<Code>().is_ok_and(Code::is_final_for_create);
+    let is_only = matches!(state, VmState::Creating { several: false, .. });
+    (is_of_create && is_refused && is_only).then_some(code)
 }
 
 fn state_of_vm(state: VmState, now: Timestamp) -> String {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::json;
 
+use super::bootstrap::{BootstrapSource, ReadyCondition};
 use super::driver::{Configured, DriverAnswer, DriverReport};
 use super::events::EventSummary;
 use super::machine::{ClusterSummary, MachineReport};
@@ -89,6 +90,7 @@ fn facts(machine: &serde_json::Value, vm: VmAnswer) -> MachineReport {
             provisioned: true,
             infra: Some(Ok(infra_cluster(true))),
         }),
+        bootstrap: None,
         vm,
         events: Ok(vec![EventSummary {
             at: Some(at(60)),
@@ -135,6 +137,77 @@ fn the_page_of_a_machine_shows_reason_advice_and_next_retry() {
         at(120),
     );
     assert_page("refused.txt", &page);
+}
+
+/// A refused create leaves the record as it was when the create was issued.
+#[test]
+fn only_a_create_without_a_final_answer_is_unanswered() {
+    let record = |several: bool| {
+        json!({
+            "version": "v1", "machine": "ns/m/1", "cluster": "c-1",
+            "state": {"name": "Creating", "issued": at(59), "several": several},
+            "madeFrom": {"driver": "pool", "providerSpec": {}},
+        })
+        .to_string()
+    };
+    let page = |code: &str, several: bool| {
+        let mut machine = refused();
+        machine["metadata"]["annotations"] = json!({annotations::VM_RECORD: record(several)});
+        machine["status"]["lastOperation"]["code"] = json!(code);
+        let facts = facts(&machine, VmAnswer::Observed(ObservedVm::Absent));
+        machine_page(&facts, at(120))
+    };
+    let answered =
+        "Last create     61s ago, 2027-01-15T08:00:59Z; the last recorded answer is ResourceExhausted";
+    let unanswered = "Unanswered      a create of 61s ago, 2027-01-15T08:00:59Z: its VM may still appear";
+    for (code, several, row) in [
+        ("ResourceExhausted", false, answered),
+        ("ResourceExhausted", true, unanswered),
+        ("DeadlineExceeded", false, unanswered),
+    ] {
+        let page = page(code, several);
+        assert!(page.contains(row), "{code} {several}: {page}");
+    }
+}
+
+#[test]
+fn the_page_of_a_machine_without_bootstrap_data_shows_its_source() {
+    let page = |source: BootstrapSource| {
+        let mut facts = facts(&refused(), VmAnswer::Observed(ObservedVm::Absent));
+        facts.bootstrap = Some(source);
+        machine_page(&facts, at(120))
+    };
+    let config = |ready| BootstrapSource::Config {
+        kind: "KubeadmConfig".to_owned(),
+        name: "m".to_owned(),
+        ready,
+    };
+    let ready = ReadyCondition {
+        status: "False".to_owned(),
+        reason: "NotReady".to_owned(),
+        message: "* DataSecretAvailable:\n  * Condition not yet reported".to_owned(),
+    };
+    for (source, row) in [
+        (
+            config(Ok(Some(ready))),
+            "  KubeadmConfig   m; Ready is False, NotReady: * DataSecretAvailable:   * Condition not yet",
+        ),
+        (
+            config(Ok(None)),
+            "  KubeadmConfig   m; no condition Ready: check that its bootstrap provider runs",
+        ),
+        (
+            config(Err("does not exist".to_owned())),
+            "  KubeadmConfig   m; cannot be read: does not exist",
+        ),
+        (BootstrapSource::User, "so set spec.bootstrap.dataSecretName"),
+    ] {
+        let page = page(source);
+        let (_, section) = page
+            .split_once("\nSource of the missing bootstrap data\n")
+            .unwrap();
+        assert!(section.lines().next().unwrap().contains(row), "{section}");
+    }
 }
 
 #[test]
