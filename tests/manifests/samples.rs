@@ -78,12 +78,20 @@ fn tutorial_shows_the_rows_of_driver_info() -> Result<()> {
     Ok(())
 }
 
+/// The suite runs against this file in the tests of the Python kit.
 #[test]
-fn readme_shows_code_of_the_minimal_driver() -> Result<()> {
+fn readme_shows_the_calls_of_the_python_skeleton() -> Result<()> {
     let sample = block("README.md", "## Your own driver\n", "python")?;
-    let (class, method) = sample.split_once('\n').context("a method")?;
-    let driver = read("examples/drivers/python/minimal/driver.py")?;
+    let (class, methods) = sample.split_once('\n').context("a class")?;
+    let driver = read("crates/capcmi-cli/src/commands/driver/new/python/driver.py")?;
     ensure!(driver.contains(&format!("\n{class}\n")), "{class}");
-    ensure!(driver.contains(&format!("\n{method}\n")), "{method}");
+    ensure!(driver.contains(&format!("\n{methods}\n")), "{methods}");
+    let calls = ["create", "find", "list", "delete"];
+    ensure!(
+        calls
+            .iter()
+            .all(|call| methods.contains(&format!("    def {call}("))),
+        "{methods}"
+    );
     Ok(())
 }
