@@ -91,8 +91,8 @@ mod tests {
         {
             let short = annotation
                 .strip_prefix("infrastructure.capcmi.io/")
-                .map(|name| format!("| `{name}` |"));
-            let is_reserved = short.is_some_and(|row| security.contains(&row));
+                .map(|name| format!("\n* `{name}`"));
+            let is_reserved = short.is_some_and(|item| security.contains(&item));
             assert!(
                 api.contains(annotation) || is_reserved || security.contains(annotation),
                 "{annotation}"

@@ -3,7 +3,6 @@
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use crate::markdown;
 use capcmi::admission::manifests;
 use capcmi::api::v1alpha1::SPEC_CHANGES;
 
@@ -29,8 +28,8 @@ impl Field<'_> {
     }
 }
 
-/// Returns every field of a kind, with the facts in its schema and the effect of a change.
-pub(crate) fn table(kind: &str) -> Result<String> {
+/// Returns a list of every field of a kind, with the facts in its schema and the effect of a change.
+pub(crate) fn list(kind: &str) -> Result<String> {
     let definitions = manifests::definitions()?;
     let definition = definitions
         .iter()
@@ -42,20 +41,13 @@ pub(crate) fn table(kind: &str) -> Result<String> {
     let templated = SPEC_CHANGES
         .iter()
         .filter(|change| change.kind == kind && change.field.starts_with(TEMPLATED))
-        .map(|change| {
-            [
-                format!("`{}`", change.field),
-                "object".to_owned(),
-                change.effect.to_owned(),
-            ]
-        });
-    let rows: Vec<_> = fields
+        .map(|change| format!("* `{}` (object): {}\n", change.field, change.effect));
+    Ok(fields
         .iter()
         .filter(|field| !field.is_described_elsewhere())
-        .map(|field| row(kind, field))
+        .map(|field| item(kind, field))
         .chain(templated)
-        .collect();
-    Ok(markdown(&["Field", "Type", "Meaning"], &rows))
+        .collect())
 }
 
 /// Collects the fields below one, in the order of their names, except below fields that are described
@@ -84,7 +76,7 @@ fn collect<'a>(path: &str, schema: &'a Value, fields: &mut Vec<Field<'a>>) {
     }
 }
 
-fn row(kind: &str, field: &Field) -> [String; 3] {
+fn item(kind: &str, field: &Field) -> String {
     let schema = field.schema;
     let mut facts = vec![type_of(schema)];
     // Nobody but the provider writes a status, so its limits are not a reader's concern.
@@ -97,7 +89,12 @@ fn row(kind: &str, field: &Field) -> [String; 3] {
     let changes = SPEC_CHANGES.iter();
     let changes = changes.filter(|change| change.kind == kind && change.field == field.path);
     meaning.extend(changes.map(|change| change.effect));
-    [format!("`{}`", field.path), facts.join(", "), meaning.join(" ")]
+    format!(
+        "* `{}` ({}): {}\n",
+        field.path,
+        facts.join(", "),
+        meaning.join(" ")
+    )
 }
 
 fn type_of(schema: &Value) -> String {
@@ -110,7 +107,7 @@ fn type_of(schema: &Value) -> String {
         // The only values of this type are quantities of resources.
         "quantity".to_owned()
     } else if schema["format"] == "date-time" {
-        "time (RFC 3339)".to_owned()
+        "time".to_owned()
     } else {
         schema["type"].as_str().unwrap_or_default().to_owned()
     }
@@ -152,32 +149,32 @@ mod tests {
 
     #[test]
     fn a_field_is_shown_with_its_limits_and_what_it_means() {
-        let table = table("InfraMachine").unwrap();
-        let row = |field: &str| {
-            let start = format!("| `{field}` |");
-            table.lines().find(|line| line.starts_with(&start)).unwrap()
+        let list = list("InfraMachine").unwrap();
+        let item = |field: &str| {
+            let start = format!("* `{field}` ");
+            list.lines().find(|line| line.starts_with(&start)).unwrap()
         };
-        let name = row("spec.secretRef.name");
+        let name = item("spec.secretRef.name");
         assert!(
-            name.starts_with("| `spec.secretRef.name` | string, required, 1–253 characters, `^[a-z0-9]")
-                && name.contains("| Name of the Secret. A change "),
+            name.starts_with("* `spec.secretRef.name` (string, required, 1–253 characters, `^[a-z0-9]")
+                && name.contains("`): Name of the Secret. A change "),
             "{name}"
         );
-        assert!(row("spec.creationTimeoutSeconds").contains("| integer, 1–86400 |"));
-        assert!(row("status.addresses").contains("| []object |"));
-        assert!(row("status.addresses[].type").contains("one of `Hostname`, `ExternalIP`"));
-        assert!(row("status.lastOperation.nextRetryTime").contains("| time (RFC 3339) |"));
+        assert!(item("spec.creationTimeoutSeconds").contains(" (integer, 1–86400): "));
+        assert!(item("status.addresses").contains(" ([]object): "));
+        assert!(item("status.addresses[].type").contains("one of `Hostname`, `ExternalIP`"));
+        assert!(item("status.lastOperation.nextRetryTime").contains(" (time): "));
     }
 
     #[test]
     fn a_template_says_what_a_change_of_it_does() {
         for kind in ["InfraMachineTemplate", "InfraClusterTemplate"] {
-            let table = table(kind).unwrap();
-            for row in [
-                "| `spec.template.spec` | object | A policy",
-                "| `spec.template.metadata` | object | A change",
+            let list = list(kind).unwrap();
+            for item in [
+                "* `spec.template.spec` (object): A policy",
+                "* `spec.template.metadata` (object): A change",
             ] {
-                assert!(table.contains(row), "{kind}: {table}");
+                assert!(list.contains(item), "{kind}: {list}");
             }
         }
     }
@@ -190,10 +187,9 @@ mod tests {
             "InfraCluster",
             "InfraClusterTemplate",
         ] {
-            for line in table(kind).unwrap().lines().skip(2) {
-                let cells: Vec<_> = line.split(" | ").collect();
-                assert!(!cells[1].is_empty(), "no type: {line}");
-                assert!(!line.ends_with("|  |"), "no meaning: {line}");
+            for line in list(kind).unwrap().lines() {
+                assert!(!line.contains(" ()"), "no type: {line}");
+                assert!(!line.ends_with(": "), "no meaning: {line}");
             }
         }
     }
@@ -232,6 +228,6 @@ mod tests {
 
     #[test]
     fn what_is_no_kind_is_refused() {
-        assert!(table("Machine").is_err());
+        assert!(list("Machine").is_err());
     }
 }

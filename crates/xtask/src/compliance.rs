@@ -146,26 +146,18 @@ fn groups() -> Vec<Group> {
 pub(crate) fn table(of: Rows) -> String {
     let mut reasons = Vec::new();
     let mut rows = Vec::new();
-    let mut some_are_elsewhere = false;
-    for group in groups() {
-        if of.have(group.first().id) {
-            let mut text = of.text(&group);
-            if let Some(levels) = group.levels() {
-                let _infallible = write!(text, " ({levels})");
-            }
-            rows.push([group.ids(), text, group.proof(&mut reasons)]);
-        } else {
-            some_are_elsewhere |= group.rules.iter().any(|rule| of.have(rule.id));
+    for group in groups().iter().filter(|group| of.have(group.first().id)) {
+        let mut text = of.text(group);
+        if let Some(levels) = group.levels() {
+            let _infallible = write!(text, " ({levels})");
         }
+        rows.push([group.ids(), text, group.proof(&mut reasons)]);
     }
     let title = match of {
         Rows::Prose(_) => "Rule",
         Rows::Codes(_) => "Answer",
     };
     let mut table = markdown(&["Row", title, "Proven by"], &rows);
-    if some_are_elsewhere {
-        table += "\nThe tables above have the other rows.\n";
-    }
     for (letter, reason) in letters().zip(reasons) {
         let _infallible = write!(table, "\n({letter}) {}.\n", capitalized(reason));
     }

@@ -2,20 +2,17 @@
 
 use clap::{Arg, Command};
 
-use crate::markdown;
-
-/// Returns the flags of a program without commands.
-pub(crate) fn table(mut cli: Command) -> String {
+/// Returns a list of the flags of a program without commands.
+pub(crate) fn list(mut cli: Command) -> String {
     cli.build();
     let documented = |flag: &&Arg| {
         let is_flag = !flag.is_positional() && !flag.is_hide_set();
         is_flag && !matches!(flag.get_id().as_str(), "help" | "version")
     };
-    let rows: Vec<_> = cli.get_arguments().filter(documented).map(row).collect();
-    markdown(&["Flag (default)", "Meaning"], &rows)
+    cli.get_arguments().filter(documented).map(item).collect()
 }
 
-fn row(flag: &Arg) -> [String; 2] {
+fn item(flag: &Arg) -> String {
     let long = flag.get_long().unwrap_or_default();
     let value = flag
         .get_value_names()
@@ -30,5 +27,5 @@ fn row(flag: &Arg) -> [String; 2] {
         Some(variable) => format!("{help}. Variable: `{}`", variable.to_string_lossy()),
         None => help,
     };
-    [written, meaning]
+    format!("* {written}: {meaning}\n")
 }

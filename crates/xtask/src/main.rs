@@ -105,12 +105,12 @@ fn block(name: &str) -> Result<String> {
         "dispositions" => errors::dispositions(),
         "usual dispositions" => errors::usual(),
         "dispositions of calls" => errors::calls(),
-        "flags" => flags::table(capcmi::manager::cli::command()),
+        "flags" => flags::list(capcmi::manager::cli::command()),
         "metrics" => metrics::table(),
         "timeouts" => timeouts::table(),
         "reasons" => reasons::index()?,
         _ if let Some(names) = name.strip_prefix(reasons::BLOCK) => reasons::explained(names)?,
-        _ if let Some(kind) = name.strip_prefix("fields of ") => api::table(kind)?,
+        _ if let Some(kind) = name.strip_prefix("fields of ") => api::list(kind)?,
         _ => bail!("unknown block `{name}`"),
     })
 }
