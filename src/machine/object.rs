@@ -88,7 +88,7 @@ impl<'a> Object<'a> {
 
     /// The newest known version, with the generation of the spec that the plan was based on. A user may have
     /// changed the spec since, and the status must not report that change as observed.
-    pub fn as_planned(&self) -> Cow<'_, InfraMachine> {
+    fn as_planned(&self) -> Cow<'_, InfraMachine> {
         let mut machine = Cow::Borrowed(&*self.latest);
         if self.planned_generation.is_some() {
             machine.to_mut().metadata.generation = self.planned_generation;
@@ -269,8 +269,8 @@ impl<'a> Object<'a> {
         if let Ok(answer) = timeout(LONG, &mut call).await {
             return answer;
         }
-        let wanted = in_progress(&self.as_planned(), operation, since);
         let say = async {
+            let wanted = |machine: &InfraMachine| in_progress(machine, operation, since);
             if let Err(error) = self.patch_status(wanted).await {
                 let name = self.name();
                 tracing::debug!(name, %operation, %error, "cannot report a long call");
@@ -311,7 +311,7 @@ impl<'a> Object<'a> {
         status: impl Fn(&InfraMachine) -> InfraMachineStatus,
     ) -> Result<(), Error> {
         for _ in 1..TRIES {
-            match self.patch_status(status(&self.as_planned())).await {
+            match self.patch_status(&status).await {
                 Err(Error::Conflict { action }) => {
                     let generation = self.latest.metadata.generation;
                     self.reread(action).await?;
@@ -323,17 +323,21 @@ impl<'a> Object<'a> {
                 done => return done,
             }
         }
-        self.patch_status(status(&self.as_planned())).await
+        self.patch_status(status).await
     }
 
-    /// Write 3: the status, when it differs.
+    /// Write 3: the status, when it differs. It describes the spec that the plan was based on.
     ///
     /// # Errors
     /// [`Error::Conflict`] when the object has changed since the plan.
-    pub async fn patch_status(&mut self, status: InfraMachineStatus) -> Result<(), Error> {
+    pub async fn patch_status(
+        &mut self,
+        status: impl FnOnce(&InfraMachine) -> InfraMachineStatus,
+    ) -> Result<(), Error> {
         if self.has_status == HasStatus::No {
             return Ok(());
         }
+        let status = status(&self.as_planned());
         let before = self.latest.status.as_ref();
         let published = publish_status(&self.api, &self.latest.metadata, before, &status).await?;
         if let Some((metadata, status)) = published {

@@ -81,7 +81,7 @@ async fn write(
         let status = |machine: &InfraMachine| status_after(machine, gathered, outcome, timing);
         match outcome {
             Outcome::Failed(_) | Outcome::AwaitingCapacity { .. } => object.insist_on_status(status).await?,
-            _ => object.patch_status(status(&object.as_planned())).await?,
+            _ => object.patch_status(status).await?,
         }
         record_published(ctx, object.get(), gathered, outcome);
         ctx.failures.forget(&uid);

@@ -6,6 +6,7 @@ use super::{ExecuteError, Executor};
 use crate::api::conditions::reason;
 use crate::api::identity;
 use crate::api::retry::Call;
+use crate::api::v1alpha1::InfraMachine;
 use crate::api::wall_clock;
 use crate::apiserver::NewEvent;
 use crate::driver::VM_LOCK_WAIT;
@@ -53,7 +54,7 @@ impl Executor<'_, '_, '_> {
             last_known_state: identity::last_known_state(self.object.get()),
         };
         let answer = self.permit.driver().restart_machine(request).await;
-        let started = started(self.object.get(), &answer, wall_clock::now());
+        let started = |machine: &InfraMachine| started(machine, &answer, wall_clock::now());
         self.object.patch_status(started).await?;
         let (reason, note) = match answer {
             Ok(()) => {

@@ -3,6 +3,7 @@
 use super::{ExecuteError, Executor};
 use crate::api::identity::{self, VmEvent, VmRecord};
 use crate::api::retry::Call;
+use crate::api::v1alpha1::InfraMachine;
 use crate::api::wall_clock;
 use crate::driver::VM_LOCK_WAIT;
 use crate::machine::object::Moves;
@@ -25,7 +26,8 @@ impl Executor<'_, '_, '_> {
             return Ok(Outcome::Waiting(Some(VM_LOCK_WAIT)));
         };
         self.object.record_update().await?;
-        let announced = in_progress(self.object.get(), Operation::UpdateMachine, wall_clock::now());
+        let since = wall_clock::now();
+        let announced = |machine: &InfraMachine| in_progress(machine, Operation::UpdateMachine, since);
         self.object.patch_status(announced).await?;
         let request = UpdateMachineRequest {
             machine: MachineRef::new(self.object.name(), class),
