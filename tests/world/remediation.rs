@@ -151,6 +151,50 @@ async fn nothing_is_restarted_while_paused() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_changed_strategy_applies_to_a_running_remediation() -> Result<()> {
+    let (world, cloud, _) = world_with("restart-changed", json!({}), &["m"]).await?;
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let strategy = json!({"strategy": {"retryLimit": 1, "timeoutSeconds": 3600}});
+    remediate(&world, "m", &strategy).await?;
+    restarting(&world, "m", 1).await?;
+    // Ready at the changed generation, with a message about this number of restarts.
+    let answers = async |strategy: Value, reason: &str, limit: &str| {
+        let patch = Patch::Merge(json!({"spec": {"strategy": strategy}}));
+        let params = PatchParams::default();
+        let changed = remediations(&world).patch("m", &params, &patch).await?;
+        shows(&world, "m", READY, |shown| {
+            shown.status == "True"
+                && shown.reason == reason
+                && shown.message.contains(limit)
+                && shown.observed_generation >= changed.metadata.generation
+        })
+        .await
+    };
+    let begun = tokio::time::Instant::now();
+    answers(json!({"retryLimit": 2}), reason::RESTARTED, "of at most 2 times").await?;
+    answers(
+        json!({"timeoutSeconds": 60}),
+        reason::RESTARTED,
+        "of at most 2 times",
+    )
+    .await?;
+    restarting(&world, "m", 2).await?;
+    left_to_its_owner(&world, "m").await?;
+    ensure!(
+        begun.elapsed() < Duration::from_hours(1),
+        "the first timeout had to pass"
+    );
+    answers(
+        json!({"retryLimit": 9}),
+        reason::RESTARTS_EXHAUSTED,
+        "2 times, the limit",
+    )
+    .await?;
+    tokio::time::sleep(Duration::from_hours(1)).await;
+    restarts(&cloud, "m", 2).await
+}
+
 /// A restart in flight does not delay the deletion, is not repeated, and leaves no VM.
 #[tokio::test(start_paused = true)]
 async fn a_machine_deleted_during_a_restart_takes_its_vm_along() -> Result<()> {

@@ -186,6 +186,8 @@ mod tests {
             "InfraMachineTemplate",
             "InfraCluster",
             "InfraClusterTemplate",
+            "InfraMachineRemediation",
+            "InfraMachineRemediationTemplate",
         ] {
             for line in list(kind).unwrap().lines() {
                 assert!(!line.contains(" ()"), "no type: {line}");
@@ -201,6 +203,8 @@ mod tests {
             "InfraMachineTemplate",
             "InfraCluster",
             "InfraClusterTemplate",
+            "InfraMachineRemediation",
+            "InfraMachineRemediationTemplate",
         ] {
             let listed: Vec<_> = SPEC_CHANGES.iter().filter(|change| change.kind == kind).collect();
             let definitions = manifests::definitions().unwrap();

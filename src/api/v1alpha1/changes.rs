@@ -64,4 +64,13 @@ changes! {
         "spec.template.spec":
             "A policy refuses a change, except for the dry run of Cluster API's topology controller.";
     }
+    "InfraMachineRemediation" {
+        "spec.strategy.retryLimit": "A change applies until the phase is `Replacing`.";
+        "spec.strategy.timeoutSeconds": "A change also applies to a running restart.";
+        "spec.strategy.type": "There is no other value.";
+    }
+    "InfraMachineRemediationTemplate" {
+        "spec.template.metadata": "A change applies to new remediations.";
+        "spec.template.spec": "A change applies to new remediations.";
+    }
 }

@@ -8,10 +8,12 @@ use jiff::Timestamp;
 use super::owner::{OwnerRemediation, RemediatedMachine};
 use super::record::Record;
 use crate::api::cluster_api::Cluster;
-use crate::api::conditions::{self, ConditionStatus, PAUSED, reason};
+use crate::api::conditions::{self, ConditionStatus, PAUSED, READY, reason};
 use crate::api::identity::{self, Adoption};
 use crate::api::retry::LONG_WAIT;
-use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
+use crate::api::v1alpha1::{
+    InfraMachine, InfraMachineRemediation, InfraMachineRemediationStatus, RemediationPhase,
+};
 use crate::api::wall_clock::{remaining, until as time_until};
 use crate::api::{annotation_cause, pause_causes, pause_message};
 use crate::driver::{DriverState, PERMIT_WAIT, ResolveError};
@@ -179,7 +181,7 @@ pub fn plan(remediation: &InfraMachineRemediation, observed: &Observed) -> Plan 
         .filter(|at| time_until(*at, observed.now) <= SKEW);
     let began = issued_at.map(|at| node_time_begins(remediation, at));
     if let Some(left) = began.and_then(|at| remaining(at, remediation.spec.timeout(), observed.now)) {
-        return restarting(remediation, record, left);
+        return restarting(remediation, record, left, observed.now);
     }
     if record.count >= remediation.spec.retry_limit() {
         return exhausted(remediation, machine, observed.now);
@@ -292,14 +294,26 @@ fn waiting(reason: &str, message: &str) -> Plan {
 
 fn left_to_owner(remediation: &InfraMachineRemediation) -> Plan {
     let status = remediation.status.as_ref();
-    if status.and_then(|status| status.phase) == Some(RemediationPhase::Replacing) {
+    let is_replacing =
+        |status: &&InfraMachineRemediationStatus| status.phase == Some(RemediationPhase::Replacing);
+    let status = status.filter(is_replacing);
+    if status.is_some() && is_observed(remediation) {
         return Plan::Later(Requeue::OnChange);
     }
+    // A change of the spec comes too late, and the cause stays.
+    let shown = status.and_then(|status| conditions::get(&status.conditions, READY));
+    let (reason, message) = shown.map_or(
+        (
+            reason::LEFT_TO_OWNER,
+            "the owner of the Machine replaces it, or the Machine is being deleted",
+        ),
+        |shown| (shown.reason.as_str(), shown.message.as_str()),
+    );
     Plan::Publish(RemediationState {
         phase: RemediationPhase::Replacing,
         ready: ConditionStatus::True,
-        reason: reason::LEFT_TO_OWNER.to_owned(),
-        message: "the owner of the Machine replaces it, or the Machine is being deleted".to_owned(),
+        reason: reason.to_owned(),
+        message: message.to_owned(),
         owner_remediation: None,
         requeue: Requeue::OnChange,
     })
@@ -386,16 +400,27 @@ fn unless_healthy(
     }
 }
 
-/// A restart is in progress. A status that shows the restart stays. A status without it is from a process
-/// that ended after it had recorded the restart.
-fn restarting(remediation: &InfraMachineRemediation, record: Record, left: Duration) -> Plan {
+/// A restart is in progress. A status that shows the restart stays, with the limits of a changed spec. A
+/// status without it is from a process that ended after it had recorded the restart.
+fn restarting(remediation: &InfraMachineRemediation, record: Record, left: Duration, now: Timestamp) -> Plan {
     let status = remediation.status.as_ref();
-    let shown = status.and_then(|status| u32::try_from(status.retry_count?).ok());
-    let phase = status.and_then(|status| status.phase);
-    if shown == Some(record.count) && phase == Some(RemediationPhase::Restarting) {
-        return Plan::Later(Requeue::After(left));
+    let shown = status.filter(|status| {
+        let count = status.retry_count.and_then(|count| u32::try_from(count).ok());
+        count == Some(record.count) && status.phase == Some(RemediationPhase::Restarting)
+    });
+    match shown {
+        Some(_) if is_observed(remediation) => Plan::Later(Requeue::After(left)),
+        Some(status) if conditions::is_true(&status.conditions, READY) => {
+            Plan::Publish(restarted(remediation, record, now))
+        }
+        Some(_) | None => Plan::Publish(unshown(remediation, record, left)),
     }
-    Plan::Publish(unshown(remediation, record, left))
+}
+
+/// Whether the status describes the spec. Users may change the spec at any time.
+fn is_observed(remediation: &InfraMachineRemediation) -> bool {
+    let status = remediation.status.as_ref();
+    status.and_then(|status| status.observed_generation) == remediation.metadata.generation
 }
 
 /// The recorded restarts, without an answer.

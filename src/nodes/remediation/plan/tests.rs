@@ -188,6 +188,52 @@ fn an_unpublished_restart_gets_its_time_and_is_published() {
     assert_eq!(shown.plan(CREATED + 1), Plan::Later(left));
 }
 
+/// Without an answer, the user would wait for an effect.
+#[test]
+fn a_changed_spec_is_answered_during_a_restart_and_when_it_is_too_late() {
+    let now = CREATED + 1;
+    let shown = |phase, cause: &str| {
+        let mut world = world().restarted(1, CREATED);
+        let mut conditions = Vec::new();
+        let holds = ConditionStatus::True;
+        conditions::set(&mut conditions, READY, holds, cause, "before", None, at(CREATED));
+        world.remediation.status = Some(InfraMachineRemediationStatus {
+            phase: Some(phase),
+            retry_count: Some(1),
+            conditions,
+            observed_generation: Some(1),
+            ..InfraMachineRemediationStatus::default()
+        });
+        world.remediation.metadata.generation = Some(2);
+        world
+    };
+    let state = |world: &World| match world.plan(now) {
+        Plan::Publish(state) => (state.reason, state.message),
+        other => panic!("{other:?}"),
+    };
+    let mut restarting = shown(RemediationPhase::Restarting, reason::RESTARTED);
+    let strategy = restarting.remediation.spec.strategy.as_mut().unwrap();
+    (strategy.retry_limit, strategy.timeout_seconds) = (Some(7), Some(90));
+    let (why, message) = state(&restarting);
+    assert_eq!(why, reason::RESTARTED);
+    let until = format!("until {:.0}", at(CREATED + 90));
+    assert!(
+        message.contains("at most 7 times") && message.contains(&until),
+        "{message}"
+    );
+
+    let failed = json!({"type": "HealthCheckSucceeded", "status": "False"});
+    let left = json!({"type": "OwnerRemediated", "status": "False"});
+    let mut replacing = shown(RemediationPhase::Replacing, reason::RESTARTS_EXHAUSTED)
+        .machine("/status/conditions", json!([failed, left]));
+    let cause = (reason::RESTARTS_EXHAUSTED.to_owned(), "before".to_owned());
+    assert_eq!(state(&replacing), cause);
+    for observed in [&mut restarting, &mut replacing] {
+        observed.remediation.metadata.generation = Some(1);
+        assert!(matches!(observed.plan(now), Plan::Later(_)), "{observed:?}");
+    }
+}
+
 /// Possible causes: the clock was set back, a move came from a host whose clock is ahead, or a user set the
 /// annotation.
 #[test]
