@@ -253,12 +253,13 @@ pub fn changed_secret(machine: &InfraMachine) -> Option<String> {
 /// Returns a message if the spec names a different driver from the driver that may have made the VM.
 fn changed_driver(machine: &InfraMachine) -> Option<String> {
     let (used, named) = (bound(machine)?.driver, machine.spec.driver.as_deref()?);
-    (used != named).then(|| {
-        format!(
-            "spec.driver names `{named}`, but driver `{used}` may have made the VM: set spec.driver back, or \
-                replace the machine"
-        )
-    })
+    // The API server refuses a change once the VM is known.
+    let way_back = match machine.spec.provider_id {
+        None => "set spec.driver back, or replace the machine",
+        Some(_) => "replace the machine",
+    };
+    (used != named)
+        .then(|| format!("spec.driver names `{named}`, but driver `{used}` may have made the VM: {way_back}"))
 }
 
 /// Returns the reason and a message if the spec names a Secret or a driver that is not in use.
