@@ -56,6 +56,19 @@ async fn the_provider_id_is_set_once() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn a_remediation_has_no_other_strategy() -> Result<()> {
+    let namespace = namespace().await?;
+    let remediations = api(User::Administrator, &namespace, "InfraMachineRemediation").await?;
+    let remediation = object("InfraMachineRemediation", "m", &json!({}), &json!({}));
+    create(&remediations, &remediation).await??;
+    let strategy = |type_: &str| json!({"spec": {"strategy": {"type": type_}}});
+    merge(&remediations, "m", strategy("Restart")).await?;
+    let message = refusal(merge(&remediations, "m", strategy("Replace")).await)?;
+    ensure!(message.contains("spec.strategy.type"), "{message}");
+    Ok(())
+}
+
 /// The API server silently drops fields that the definition lacks.
 #[tokio::test]
 async fn a_status_comes_back_as_it_was_written() -> Result<()> {

@@ -155,8 +155,25 @@ async fn the_sample_remediation_restarts_a_silent_vm_before_it_is_replaced() -> 
     // No guest boots again.
     drop(kubelets);
     let hopeless = &vms[1].name;
+    // A changed template applies to the next remediation.
+    let changed = json!({"spec": {"template": {
+        "metadata": {"labels": {"round": "2"}}, "spec": {"strategy": {"timeoutSeconds": 299}},
+    }}});
+    let template = "inframachineremediationtemplate";
+    let changed = changed.to_string();
+    world.kubectl(&["patch", template, "restart", "--type=merge", "-p", &changed])?;
     fall_silent(&world, &vms[1]).await?;
     restarts(&cloud, hopeless, 1).await?;
+    let new = remediation(&world, hopeless).await?.context("no remediation")?;
+    let timeout = new
+        .spec
+        .strategy
+        .as_ref()
+        .and_then(|strategy| strategy.timeout_seconds);
+    ensure!(
+        timeout == Some(299) && new.labels().get("round").is_some_and(|round| round == "2"),
+        "{new:?}"
+    );
     no_time_is_left(&world, hopeless)?;
     replaced(&world, hopeless).await?;
     restarts(&cloud, hopeless, 2).await?;

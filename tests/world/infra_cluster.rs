@@ -90,6 +90,79 @@ async fn an_infra_cluster_that_no_cluster_refers_to_says_so() -> Result<()> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_changed_endpoint_is_reported_until_it_is_the_clusters_again() -> Result<()> {
+    let world = World::new("endpoint").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    world.cluster("c").await?;
+    condition(&world, "c", conditions::READY, "Ready").await?;
+    let endpoint = |host: &str| json!({"spec": {"controlPlaneEndpoint": {"host": host, "port": 6443}}});
+    objects(&world, "cluster.x-k8s.io", "v1beta2", "Cluster")
+        .patch("c", &PatchParams::default(), &Patch::Merge(endpoint("127.0.0.1")))
+        .await?;
+    let api = infra_clusters(&world);
+    let change = async |patch| {
+        api.patch("c", &PatchParams::default(), &Patch::Merge(patch))
+            .await
+    };
+    let changed = change(endpoint("192.0.2.7")).await?;
+    let shown = condition(&world, "c", conditions::READY, "ControlPlaneEndpointChanged").await?;
+    ensure!(
+        shown.status == "False" && shown.message.contains("127.0.0.1:6443"),
+        "{shown:?}"
+    );
+    ensure!(
+        shown.observed_generation == changed.metadata.generation,
+        "{shown:?}"
+    );
+    change(endpoint("127.0.0.1")).await?;
+    condition(&world, "c", conditions::READY, "Ready").await?;
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_driver_or_secret_lists_the_failure_domains_again() -> Result<()> {
+    let world = World::new("domains").await?;
+    let (open, guarded) = (Cloud::named(&world, "open"), Cloud::named(&world, "guarded"));
+    let token = json!({"zones": ["north"], "credentials": {"token": "the-right-token"}});
+    let drivers = Cloud::several([
+        open.drivers_with(json!({"name": "open"}), json!({"zones": ["east", "west"]})),
+        guarded.drivers_with(json!({"name": "guarded"}), token),
+    ])?;
+    let _provider = Provider::new(drivers).start(&world).await?;
+    for (name, token) in [("wrong", "the-wrong-token"), ("right", "the-right-token")] {
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {"name": name, "namespace": world.namespace}, "stringData": {"token": token},
+        });
+        management_cluster::apply(&world.admin, secret).await?;
+    }
+    world
+        .cluster_with("c", json!({"driver": "open", "secretRef": {"name": "wrong"}}))
+        .await?;
+    let api = infra_clusters(&world);
+    let change = async |spec| {
+        let patch = Patch::Merge(json!({"spec": spec}));
+        api.patch("c", &PatchParams::default(), &patch).await
+    };
+    let has_domains = async |wanted: &[&str]| {
+        eventually(DEADLINE, &format!("the failure domains {wanted:?}"), async || {
+            let status = api.get("c").await?.status.unwrap_or_default();
+            let names: Vec<_> = status.failure_domains.iter().map(|domain| &domain.name).collect();
+            ensure!(names == wanted, "{names:?}");
+            Ok(())
+        })
+        .await
+    };
+    has_domains(&["east", "west"]).await?;
+    change(json!({"driver": "guarded"})).await?;
+    let up_to_date = conditions::FAILURE_DOMAINS_UP_TO_DATE;
+    condition(&world, "c", up_to_date, "Unauthenticated").await?;
+    change(json!({"secretRef": {"name": "right"}})).await?;
+    has_domains(&["north"]).await
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_deleted_infra_cluster_stays_until_its_cluster_is_gone() -> Result<()> {
     let world = World::new("deleted-cluster").await?;
     let cloud = Cloud::new(&world);

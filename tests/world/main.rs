@@ -37,6 +37,7 @@ mod scope;
 mod secrets;
 mod shards;
 mod shutdown;
+mod spec_changes;
 mod stale_cache;
 mod support;
 mod terminal;

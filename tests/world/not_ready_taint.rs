@@ -1,5 +1,7 @@
 //! The taint that a Node registers with until its VM is initialized.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail, ensure};
 use capcmi::api::annotations;
 use capcmi::api::conditions::{NOT_READY_TAINT_REMOVED, PAUSED};
@@ -21,6 +23,7 @@ use crate::support::{ByHand, Cloud, DEADLINE, Point, Provider, Stage, Trap, Worl
 
 /// The key that the specification names.
 const KEY: &str = "node.machine.sapcloud.io/instance-not-ready";
+const OTHER_KEY: &str = "example.com/booting";
 
 fn taint(key: &str, effect: &str) -> Taint {
     Taint {
@@ -173,7 +176,6 @@ async fn a_workload_cluster_that_never_answers_is_reported() -> Result<()> {
 /// one that answers. Which taint goes is the template's word.
 #[tokio::test(start_paused = true)]
 async fn a_dead_workload_cluster_does_not_hold_up_another() -> Result<()> {
-    const OTHER_KEY: &str = "example.com/booting";
     let world = World::new("taint-beside").await?;
     let cloud = Cloud::new(&world);
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
@@ -227,6 +229,46 @@ async fn a_dead_workload_cluster_does_not_hold_up_another() -> Result<()> {
             |machine: &InfraMachine| says(machine, NOT_READY_TAINT_REMOVED, "True", "NotReadyTaintRemoved");
         ensure!(!is_removed(&one.get().await?), "{} was freed", one.name);
     }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_key_has_its_taint_removed_once() -> Result<()> {
+    let world = World::new("taint-key").await?;
+    let cloud = Cloud::new(&world);
+    let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
+    let taints = ["theirs", KEY, OTHER_KEY].map(|key| taint(key, "NoSchedule"));
+    let _kubelets = world.kubelets_with(&cloud, json!(taints));
+    world.cluster("c").await?;
+    let machine = ByHand::new(&world, "c", "m").infra("/spec/notReadyTaint", json!({"key": KEY}));
+    let machine = machine.create().await?;
+    let nodes = Api::<Node>::all(world.workload.client("case"));
+    registered(&nodes, "m").await?;
+    let has_other = |node: &Node| {
+        let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+        taints.into_iter().flatten().any(|taint| taint.key == OTHER_KEY)
+    };
+    let freed = freed(&nodes, "m").await?;
+    ensure!(has_other(&freed), "{:?}", freed.spec);
+
+    let changed = machine
+        .patch(json!({"spec": {"notReadyTaint": {"key": OTHER_KEY}}}))
+        .await?;
+    let is_removed = |machine: &InfraMachine| {
+        let status = machine.status.as_ref();
+        status.is_some_and(|status| status.observed_generation >= changed.metadata.generation)
+            && message(machine, NOT_READY_TAINT_REMOVED).contains(OTHER_KEY)
+    };
+    machine
+        .until("the removal of the other taint", is_removed)
+        .await?;
+    ensure!(!has_other(&nodes.get("m").await?), "the Node has it");
+    let other = json!([{"op": "add", "path": "/spec/taints/-", "value": taint(OTHER_KEY, "NoSchedule")}]);
+    patch_node(&nodes, "m", other).await?;
+    healthy(&world, &nodes, "m", "False").await?;
+    healthy(&world, &nodes, "m", "True").await?;
+    tokio::time::sleep(Duration::from_hours(1)).await;
+    ensure!(has_other(&nodes.get("m").await?), "it was removed twice");
     Ok(())
 }
 

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use capcmi::api::annotations::REFRESH;
-use capcmi::api::conditions::{READY, VIRTUAL_MACHINE_RUNNING};
+use capcmi::api::conditions::{READY, VIRTUAL_MACHINE_RUNNING, VIRTUAL_MACHINE_UP_TO_DATE};
 use capcmi::api::v1alpha1::InfraMachine;
 use cmi_driver::{Address, AddressType, Operation};
 use cmi_simulated::VmId;
 use serde_json::{Value, json};
 
 use crate::support::audit::{Write, writes};
-use crate::support::by_hand::{event, says};
+use crate::support::by_hand::{event, message, says};
 use crate::support::fleet::node_is;
 use crate::support::provider::Replica;
 use crate::support::{ByHand, Cloud, Provider, Stage, World};
@@ -295,6 +295,30 @@ async fn a_vm_that_is_to_be_on_is_started_at_a_limited_rate() -> Result<()> {
     let starts = life.starts()? - 2;
     ensure!((5..=7).contains(&starts), "{starts} starts in 31 minutes");
     event(&life.world, "m", "Unavailable").await?;
+    Ok(())
+}
+
+/// A field without effect would be accepted in silence.
+#[tokio::test(start_paused = true)]
+async fn a_later_power_policy_starts_the_vm_or_is_refused() -> Result<()> {
+    let always_on = json!({"spec": {"powerPolicy": "AlwaysOn"}});
+    let life = Life::begin("policy-later", json!({}), json!(null), |provider| provider).await?;
+    life.switch(false)?;
+    let is_off = |machine: &InfraMachine| says(machine, VIRTUAL_MACHINE_RUNNING, "False", "PoweredOff");
+    life.machine.until("a VM that is off", is_off).await?;
+    life.machine.patch(always_on.clone()).await?;
+    let is_on = |machine: &InfraMachine| says(machine, VIRTUAL_MACHINE_RUNNING, "True", "Running");
+    life.machine.until("a VM that was started", is_on).await?;
+    ensure!(life.starts()? == 1, "{} starts", life.starts()?);
+
+    let without = json!({"disabledCalls": ["RestartMachine"]});
+    let life = Life::begin("policy-refused", without, json!(null), |provider| provider).await?;
+    life.machine.patch(always_on).await?;
+    let is_refused = |machine: &InfraMachine| {
+        says(machine, VIRTUAL_MACHINE_UP_TO_DATE, "False", "InvalidArgument")
+            && message(machine, VIRTUAL_MACHINE_UP_TO_DATE).contains("powerPolicy: AlwaysOn")
+    };
+    life.machine.until("a refused policy", is_refused).await?;
     Ok(())
 }
 
