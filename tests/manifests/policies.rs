@@ -459,7 +459,7 @@ async fn a_secret_stays_while_a_machine_names_it() -> Result<()> {
     let administrator = User::Administrator.client(&namespace).await?;
     let secrets: Api<Secret> = Api::namespaced(administrator, &namespace);
     let machines = api(User::Administrator, &namespace, "InfraMachine").await?;
-    for name in ["named", "made-with", "made", "bootstrap"] {
+    for name in ["named", "made-with", "made", "made.with", "bootstrap"] {
         let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}});
         secrets
             .create(&PostParams::default(), &serde_json::from_value(secret)?)
@@ -471,7 +471,8 @@ async fn a_secret_stays_while_a_machine_names_it() -> Result<()> {
         r#""machine":"n/m/u","state":{"name":"Exists"},"version":"v1"}"#
     );
     let written = VmRecord::parse(rewritten)?.annotation()?;
-    let records = [written.as_str(), rewritten];
+    let indented = serde_json::to_string_pretty(&serde_json::from_str::<Value>(rewritten)?)?;
+    let records = [written.as_str(), rewritten, indented.as_str()];
     ensure!(records[0] != records[1], "the order of the keys is the same");
     let metadata = |record: &str| json!({"annotations": {IDENTITY: record}});
     let spec = json!({"secretRef": {"name": "named"}});
@@ -484,6 +485,7 @@ async fn a_secret_stays_while_a_machine_names_it() -> Result<()> {
         ("named", records[0]),
         ("made-with", records[0]),
         ("made-with", records[1]),
+        ("made-with", records[2]),
     ] {
         merge(&machines, "m", json!({"metadata": metadata(record)})).await?;
         eventually(DEADLINE, "the policy of Secrets", async || {
@@ -498,7 +500,7 @@ async fn a_secret_stays_while_a_machine_names_it() -> Result<()> {
         .await?;
         refusal(secrets.delete(name, &DeleteParams::default()).await)?;
     }
-    for name in ["made", "bootstrap"] {
+    for name in ["made", "made.with", "bootstrap"] {
         secrets.delete(name, &DeleteParams::default()).await?;
     }
     refusal(

@@ -199,8 +199,9 @@ fn finalizer() -> PolicySpec {
 ///
 /// `clusterctl move` may delete the Secret of the source before the machines, which keep their VMs.
 ///
-/// CEL cannot parse the JSON of a record. The name of a Secret needs no escape, so key and value are found as
-/// text, at any place in the record. A provider spec with the same key and value holds a Secret as well.
+/// CEL cannot parse the JSON of a record. The name of a Secret needs no escape in JSON, so a pattern finds
+/// key and value, at any place in the record and with any white space. A provider spec with the same key and
+/// value holds a Secret as well.
 ///
 /// It is evaluated once for each InfraMachine of the namespace. A fleet deletes bootstrap data for each
 /// machine, so the policy leaves out the Secrets of Cluster API, by their label.
@@ -232,7 +233,8 @@ fn secrets() -> Result<[String; 2], Error> {
         "validations": [{
             "expression": format!("'{DELETE_FOR_MOVE}' in oldObject.metadata.?annotations.orValue({{}}) || \
                 (variables.named != oldObject.metadata.name && \
-                !variables.record.contains('\"secret\":\"' + oldObject.metadata.name + '\"'))"),
+                !variables.record.matches(r'\"secret\"\\s*:\\s*\"' + \
+                oldObject.metadata.name.replace('.', '[.]') + '\"'))"),
             "messageExpression": "'InfraMachine ' + params.metadata.name + ' needs this Secret to delete \
                 its VM: delete the Machine first, then the Secret'",
             "reason": "Forbidden",
