@@ -2,16 +2,18 @@
 //! healthy.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use cmi_simulated::Condition;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams};
 use management_cluster::{apply_yaml, eventually, health};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::remediation::permitted;
+use crate::remediation::{machine, permitted, request};
 use crate::support::fleet::objects;
 use crate::support::{ByHand, Cloud, DEADLINE, Provider, World, bootstrap};
 
@@ -21,6 +23,11 @@ apiVersion: infrastructure.capcmi.io/v1alpha1
 kind: InfraCluster
 metadata: {name: c, namespace: $NS}
 spec: {driver: simulated, controlPlaneEndpoint: {host: 127.0.0.1, port: 6443}}
+---
+apiVersion: infrastructure.capcmi.io/v1alpha1
+kind: InfraCluster
+metadata: {name: without-cluster, namespace: $NS}
+spec: {driver: simulated, controlPlaneEndpoint: {host: 192.0.2.3, port: 6443}}
 ---
 apiVersion: infrastructure.capcmi.io/v1alpha1
 kind: InfraClusterTemplate
@@ -63,7 +70,7 @@ metadata: {name: wrong, namespace: $NS}
 spec: {template: {spec: {driver: simulated, providerSpec: {size: 7}}}}
 ";
 
-const CLUSTER: &str = r"
+const CLUSTERS: &str = r"
 apiVersion: v1
 kind: Secret
 metadata: {name: boot, namespace: $NS}
@@ -77,14 +84,25 @@ spec:
 ---
 apiVersion: infrastructure.capcmi.io/v1alpha1
 kind: InfraCluster
-metadata: {name: nowhere, namespace: $NS}
+metadata: {name: without-driver, namespace: $NS}
 spec: {driver: nowhere, controlPlaneEndpoint: {host: 192.0.2.2, port: 6443}}
 ---
 apiVersion: cluster.x-k8s.io/v1beta2
 kind: Cluster
-metadata: {name: nowhere, namespace: $NS}
+metadata: {name: without-driver, namespace: $NS}
 spec:
-  infrastructureRef: {apiGroup: infrastructure.capcmi.io, kind: InfraCluster, name: nowhere}
+  infrastructureRef: {apiGroup: infrastructure.capcmi.io, kind: InfraCluster, name: without-driver}
+---
+apiVersion: infrastructure.capcmi.io/v1alpha1
+kind: InfraCluster
+metadata: {name: without-endpoint, namespace: $NS}
+spec: {driver: simulated}
+---
+apiVersion: cluster.x-k8s.io/v1beta2
+kind: Cluster
+metadata: {name: without-endpoint, namespace: $NS}
+spec:
+  infrastructureRef: {apiGroup: infrastructure.capcmi.io, kind: InfraCluster, name: without-endpoint}
 ";
 
 const CLASS: &str = r"
@@ -120,23 +138,43 @@ spec:
           {apiVersion: infrastructure.capcmi.io/v1alpha1, kind: InfraMachineTemplate, name: of-class}
 ";
 
+/// All kinds.
+const KINDS: [&str; 6] = [
+    "InfraCluster",
+    "InfraClusterTemplate",
+    "InfraMachine",
+    "InfraMachineRemediation",
+    "InfraMachineRemediationTemplate",
+    "InfraMachineTemplate",
+];
+/// The kinds without a status.
+const WITHOUT_STATUS: [&str; 2] = ["InfraClusterTemplate", "InfraMachineRemediationTemplate"];
+
 /// The stages of objects, as the page names them.
 mod stage {
-    pub const UNSEEN: &str = "the provider has not seen it, or its last change";
+    pub const NEW: &str = "new to the provider";
+    pub const CHANGED: &str = "changed since the provider last saw it";
     pub const NO_STATUS: &str = "always: they have no status";
-    pub const NO_CLUSTER: &str = "no Cluster refers to it, or its driver or endpoint is missing";
+    pub const NO_CLUSTER: &str = "no Cluster refers to it";
+    pub const NO_DRIVER: &str = "its driver is missing";
+    pub const NO_ENDPOINT: &str = "its endpoint is missing";
     pub const PROVISIONED: &str = "provisioned";
-    pub const VALID: &str = "valid, also if a ClusterClass still has to add fields";
+    pub const VALID: &str = "valid";
+    pub const LACKS_FIELDS: &str = "valid, with missing fields";
     pub const INVALID: &str = "a field has an invalid value";
-    pub const NO_VM: &str = "it waits, its creation has failed, or its VM is gone or has failed";
-    pub const UP: &str = "its VM is up, also if the VM cannot follow a changed spec";
     pub const WAITS: &str = "it waits";
-    pub const REMEDIATED: &str = "it has restarted the VM, or leaves the Machine to its owner";
+    pub const NOT_CREATED: &str = "its creation has failed";
+    pub const VM_GONE: &str = "its VM is gone";
+    pub const VM_FAILED: &str = "its VM has failed";
+    pub const UP: &str = "its VM is up";
+    pub const CANNOT_FOLLOW: &str = "its VM cannot follow a changed spec";
+    pub const RESTARTED: &str = "it has restarted the VM";
+    pub const LEFT_TO_OWNER: &str = "it leaves the Machine to its owner";
     pub const PAUSED: &str = "paused";
     pub const DELETED: &str = "in deletion";
 }
 
-/// The finalizer that delays the deletion of a Machine.
+/// A finalizer that delays a deletion.
 const HOLD: &str = "example.com/hold";
 
 /// Kind and name of an object, and its stage.
@@ -148,36 +186,51 @@ struct Health {
     message: String,
 }
 
-/// A row of the page's table.
-struct Row {
-    kinds: String,
-    stage: String,
+/// The health that the page promises for a kind at a stage.
+struct Promise {
     flux: String,
     argocd: String,
     is_seen: Cell<bool>,
 }
 
-impl Row {
-    fn of(line: &str) -> Option<Self> {
+/// The promises of the page, by kind and stage. A row has one for each of its kinds and stages.
+fn promises(page: &str) -> Result<BTreeMap<(String, String), Promise>> {
+    let (_, table) = page
+        .split_once("| Kind | Stage | Flux | Argo CD |\n")
+        .context("the page has no table")?;
+    let mut promises = BTreeMap::new();
+    for line in table.lines().skip(1).take_while(|line| line.starts_with('|')) {
         let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
-        let [kinds, stage, flux, argocd] = cells[..] else {
-            return None;
+        let [kinds, stages, flux, argocd] = cells[..] else {
+            bail!("not four cells: {line}");
         };
-        Some(Self {
-            kinds: kinds.to_owned(),
-            stage: stage.to_owned(),
-            flux: flux.trim_matches('`').to_owned(),
-            argocd: argocd.trim_matches('`').to_owned(),
-            is_seen: Cell::new(false),
-        })
+        let has_status = |kind: &&str| !WITHOUT_STATUS.contains(kind);
+        let kinds: Vec<_> = match kinds {
+            "any" => KINDS.to_vec(),
+            "any with a status" => KINDS.into_iter().filter(has_status).collect(),
+            listed => listed.split(", ").collect(),
+        };
+        for (kind, stage) in kinds
+            .iter()
+            .flat_map(|kind| stages.split("; ").map(move |stage| (kind, stage)))
+        {
+            let promise = Promise {
+                flux: flux.trim_matches('`').to_owned(),
+                argocd: argocd.trim_matches('`').to_owned(),
+                is_seen: Cell::new(false),
+            };
+            let other = promises.insert(((*kind).to_owned(), stage.to_owned()), promise);
+            ensure!(other.is_none(), "promised twice: {kind}: {stage}");
+        }
     }
+    Ok(promises)
 }
 
-/// The tools, as the page sets them up, and what it promises.
+/// The tools, as the page sets them up, and its promises.
 struct Tools {
     program: PathBuf,
     check: PathBuf,
-    rows: Vec<Row>,
+    promises: BTreeMap<(String, String), Promise>,
 }
 
 impl Tools {
@@ -187,14 +240,14 @@ impl Tools {
         let (check, _) = check.split_once("```").context("the check has no end")?;
         let path = world.folder.join("health.lua");
         std::fs::write(&path, check)?;
-        let (_, table) = page
-            .split_once("| Kind | Stage | Flux | Argo CD |\n")
-            .context("the page has no table")?;
-        let lines = table.lines().skip(1).take_while(|line| line.starts_with('|'));
+        for kind in WITHOUT_STATUS {
+            let key = format!("resource.customizations.health.infrastructure.capcmi.io_{kind}`");
+            ensure!(!page.contains(&key), "Argo CD would wait for {kind} for ever");
+        }
         Ok(Self {
             program: health().await?,
             check: path,
-            rows: lines.filter_map(Row::of).collect(),
+            promises: promises(page)?,
         })
     }
 
@@ -209,16 +262,30 @@ impl Tools {
         )
     }
 
-    /// The row for a kind and a stage.
-    fn row(&self, kind: &str, stage: &str) -> Result<&Row> {
-        let is_of = |row: &&Row| {
-            let mut kinds = row.kinds.split(", ");
-            row.stage == stage && (row.kinds.starts_with("any") || kinds.any(|listed| listed == kind))
-        };
-        let row = self.rows.iter().find(is_of);
-        let row = row.with_context(|| format!("the page does not promise the health of {kind}: {stage}"))?;
-        row.is_seen.set(true);
-        Ok(row)
+    /// Fails unless each object has the health that the page promises.
+    fn check(&self, all: &[DynamicObject], expected: &[Expected]) -> Result<()> {
+        let (flux, argocd) = (self.flux(all)?, self.argocd(all)?);
+        for (place, (kind, name, stage)) in expected.iter().enumerate() {
+            let promise = self.promises.get(&((*kind).to_owned(), (*stage).to_owned()));
+            let promise =
+                promise.with_context(|| format!("the page promises nothing for {kind}: {stage}"))?;
+            let seen = (&flux[place], &argocd[place]);
+            ensure!(
+                seen.0.status == promise.flux || promise.flux == "as before the pause",
+                "Flux, {kind} {name}: {seen:?}"
+            );
+            // Argo CD counts a kind without a check as healthy. The check itself waits for a status.
+            let by_check = match *stage {
+                stage::NO_STATUS => {
+                    ensure!(promise.argocd == "Healthy", "{kind} has no check");
+                    "Progressing"
+                }
+                _ => promise.argocd.as_str(),
+            };
+            ensure!(seen.1.status == by_check, "Argo CD, {kind} {name}: {seen:?}");
+            promise.is_seen.set(true);
+        }
+        Ok(())
     }
 
     /// Waits until these objects have the health that the page promises.
@@ -228,29 +295,15 @@ impl Tools {
             for (kind, name, _) in expected {
                 all.push(infra(world, kind).get(name).await?);
             }
-            let (flux, argocd) = (self.flux(&all)?, self.argocd(&all)?);
-            for (place, (kind, name, stage)) in expected.iter().enumerate() {
-                let row = self.row(kind, stage)?;
-                let seen = (&flux[place], &argocd[place]);
-                ensure!(
-                    seen.0.status == row.flux || row.flux == "as before the pause",
-                    "Flux, {kind} {name}: {seen:?}"
-                );
-                // Argo CD uses no check for kinds without a status, which are healthy.
-                ensure!(
-                    all[place].data["status"].is_null() || seen.1.status == row.argocd,
-                    "Argo CD, {kind} {name}: {seen:?}"
-                );
-            }
-            Ok(())
+            self.check(&all, expected)
         })
         .await
     }
 
-    fn every_row_was_seen(&self) -> Result<()> {
-        let mut unseen = self.rows.iter().filter(|row| !row.is_seen.get());
-        let first = unseen.next().map(|row| format!("{}: {}", row.kinds, row.stage));
-        ensure!(first.is_none(), "not tested: {first:?}");
+    fn every_promise_was_seen(&self) -> Result<()> {
+        let unseen = self.promises.iter().filter(|(_, promise)| !promise.is_seen.get());
+        let unseen: Vec<_> = unseen.map(|(of, _)| of).collect();
+        ensure!(unseen.is_empty(), "not tested: {unseen:?}");
         Ok(())
     }
 }
@@ -268,31 +321,24 @@ fn infra(world: &World, kind: &str) -> Api<DynamicObject> {
     objects(world, "infrastructure.capcmi.io", "v1alpha1", kind)
 }
 
+/// An InfraCluster reports only after a minute that it has no Cluster, and the test waits for that.
 #[tokio::test]
-#[allow(clippy::too_many_lines)] // one story
 async fn flux_and_argo_cd_see_the_health_that_the_page_promises() -> Result<()> {
-    const TEMPLATES: [Expected; 5] = [
-        ("InfraClusterTemplate", "cluster", stage::NO_STATUS),
-        ("InfraMachineRemediationTemplate", "restart", stage::NO_STATUS),
-        ("InfraMachineTemplate", "complete", stage::VALID),
-        ("InfraMachineTemplate", "of-class", stage::VALID),
-        ("InfraMachineTemplate", "incomplete", stage::VALID),
-    ];
     let world = World::rate_limited("gitops").await?;
     permitted(&world).await?;
     let tools = Tools::new(&world).await?;
     apply_yaml(&world.admin, bootstrap::KINDS).await?;
     world.apply(OBJECTS).await?;
-    let unseen = [
-        ("InfraCluster", "c", stage::UNSEEN),
-        ("InfraMachine", "alone", stage::UNSEEN),
-        ("InfraMachineRemediation", "alone", stage::UNSEEN),
-        ("InfraMachineTemplate", "complete", stage::UNSEEN),
-        ("InfraMachineTemplate", "wrong", stage::UNSEEN),
-        TEMPLATES[0],
-        TEMPLATES[1],
+    let new = [
+        ("InfraCluster", "c", stage::NEW),
+        ("InfraMachine", "alone", stage::NEW),
+        ("InfraMachineRemediation", "alone", stage::NEW),
+        ("InfraMachineTemplate", "complete", stage::NEW),
+        ("InfraMachineTemplate", "wrong", stage::NEW),
+        ("InfraClusterTemplate", "cluster", stage::NO_STATUS),
+        ("InfraMachineRemediationTemplate", "restart", stage::NO_STATUS),
     ];
-    tools.see(&world, "objects without a provider", &unseen).await?;
+    tools.see(&world, "objects without a provider", &new).await?;
 
     world.apply(CLASS).await?;
     let cloud = Cloud::new(&world);
@@ -300,26 +346,47 @@ async fn flux_and_argo_cd_see_the_health_that_the_page_promises() -> Result<()> 
         .flag("--enable-remediation")
         .start(&world)
         .await?;
-    tools
-        .see(&world, "templates that the provider has seen", &TEMPLATES)
-        .await?;
-    let waiting = [
-        ("InfraMachineTemplate", "wrong", stage::INVALID),
-        ("InfraMachineRemediation", "alone", stage::WAITS),
+    templates(&world, &tools).await?;
+    world.apply(CLUSTERS).await?;
+    machines(&world, &tools, &cloud).await?;
+    remediations(&world, &tools).await?;
+    clusters(&world, &tools).await?;
+    changed_objects(&world, &tools).await?;
+    paused_objects(&world, &tools).await?;
+    deleted_objects(&world, &tools).await?;
+    tools.every_promise_was_seen()
+}
+
+async fn templates(world: &World, tools: &Tools) -> Result<()> {
+    let valid = [
+        ("InfraClusterTemplate", "cluster", stage::NO_STATUS),
+        ("InfraMachineRemediationTemplate", "restart", stage::NO_STATUS),
+        ("InfraMachineTemplate", "complete", stage::VALID),
+        ("InfraMachineTemplate", "of-class", stage::LACKS_FIELDS),
+        ("InfraMachineTemplate", "incomplete", stage::LACKS_FIELDS),
     ];
-    for (kind, name, _) in waiting {
-        has_condition(&world, kind, name, "Ready", "False").await?;
-    }
-    tools.see(&world, "objects that wait", &waiting).await?;
-    let shown = conditions(&world, "InfraMachineTemplate", "incomplete").await?;
-    let complete = shown.iter().find(|condition| condition["type"] == "Complete");
-    ensure!(
-        complete.is_some_and(|shown| shown["reason"] == "Incomplete"),
-        "{shown:?}"
-    );
+    tools
+        .see(world, "templates that the provider has seen", &valid)
+        .await?;
+    has_condition(
+        world,
+        ("InfraMachineTemplate", "wrong"),
+        "Ready",
+        "InvalidArgument",
+    )
+    .await?;
+    let wrong = ("InfraMachineTemplate", "wrong", stage::INVALID);
+    tools.see(world, "an invalid template", &[wrong]).await?;
+    has_condition(
+        world,
+        ("InfraMachineTemplate", "incomplete"),
+        "Complete",
+        "Incomplete",
+    )
+    .await?;
     // Cluster API may set the owner later.
     eventually(DEADLINE, "a template that belongs to its class", async || {
-        let shown = conditions(&world, "InfraMachineTemplate", "of-class").await?;
+        let shown = conditions(world, "InfraMachineTemplate", "of-class").await?;
         let is_ready = shown.iter().any(|condition| condition["type"] == "Ready");
         ensure!(
             is_ready && shown.iter().all(|condition| condition["type"] != "Complete"),
@@ -327,21 +394,55 @@ async fn flux_and_argo_cd_see_the_health_that_the_page_promises() -> Result<()> 
         );
         Ok(())
     })
-    .await?;
+    .await
+}
 
-    world.apply(CLUSTER).await?;
-    let up = ByHand::new(&world, "c", "up").create().await?;
-    let invalid = ByHand::new(&world, "c", "invalid").infra("/spec/providerSpec/size", json!(7));
-    invalid.create().await?;
-    has_condition(&world, "InfraMachine", "invalid", "Ready", "False").await?;
-    has_condition(&world, "InfraCluster", "nowhere", "Ready", "False").await?;
-    let machines = [
-        ("InfraCluster", "c", stage::PROVISIONED),
+async fn machines(world: &World, tools: &Tools, cloud: &Cloud) -> Result<()> {
+    let [up, gone, failed, restarted, invalid, waits] =
+        ["up", "gone", "failed", "restarted", "invalid", "waits"].map(|name| ByHand::new(world, "c", name));
+    let later =
+        json!({"apiGroup": "bootstrap.cluster.x-k8s.io", "kind": "StandInBootstrap", "name": "later"});
+    let invalid = invalid.infra("/spec/providerSpec/size", json!(7));
+    let waits = waits.machine("/spec/bootstrap", json!({"configRef": later}));
+    ByHand::create_all(&[
+        up.clone(),
+        gone.clone(),
+        failed.clone(),
+        restarted.clone(),
+        invalid,
+        waits,
+    ])
+    .await?;
+    for machine in [&up, &gone, &failed, &restarted] {
+        machine.provisioned().await?;
+    }
+    for vm in cloud.vms()? {
+        match vm.name.as_str() {
+            "gone" => cloud.console()?.vanish(vm.id)?,
+            "failed" => cloud.console()?.set_condition(vm.id, Condition::Crashed)?,
+            _ => {}
+        }
+    }
+    let look = json!({"metadata": {"annotations": {"infrastructure.capcmi.io/refresh": "now"}}});
+    for machine in [&gone, &failed] {
+        machine.patch(look.clone()).await?;
+    }
+    for (name, reason) in [
+        ("gone", "VirtualMachineVanished"),
+        ("failed", "VirtualMachineFailed"),
+        ("invalid", "InvalidArgument"),
+        ("waits", "WaitingForBootstrapData"),
+    ] {
+        has_condition(world, ("InfraMachine", name), "Ready", reason).await?;
+    }
+    let all = [
         ("InfraMachine", "up", stage::UP),
-        ("InfraMachine", "invalid", stage::NO_VM),
-        ("InfraCluster", "nowhere", stage::NO_CLUSTER),
+        ("InfraMachine", "gone", stage::VM_GONE),
+        ("InfraMachine", "failed", stage::VM_FAILED),
+        ("InfraMachine", "invalid", stage::NOT_CREATED),
+        ("InfraMachine", "waits", stage::WAITS),
     ];
-    tools.see(&world, "Clusters and machines", &machines).await?;
+    tools.see(world, "machines", &all).await?;
     let wait = ["wait", "--for=condition=Ready", "--timeout=60s"];
     let ready = [
         "infracluster/c",
@@ -351,84 +452,149 @@ async fn flux_and_argo_cd_see_the_health_that_the_page_promises() -> Result<()> 
     ];
     world.kubectl(&[&wait[..], &ready].concat())?;
     up.respecify("size", json!("large")).await?;
-    has_condition(&world, "InfraMachine", "up", "VirtualMachineUpToDate", "False").await?;
+    let up = ("InfraMachine", "up");
+    has_condition(world, up, "VirtualMachineUpToDate", "NotHotUpdatable").await?;
+    let cannot_follow = (up.0, up.1, stage::CANNOT_FOLLOW);
     tools
-        .see(&world, "a VM that cannot follow its spec", &machines[1..2])
-        .await?;
-
-    a_machine_is_left_to_its_owner(&world, &tools).await?;
-    let nowhere = json!({"spec": {"driver": "nowhere"}});
-    patch(&world, "InfraCluster", "c", nowhere).await?;
-    let mut one = infra(&world, "InfraCluster").get("c").await?;
-    one.metadata.generation = Some(7);
-    let unseen = tools.row("InfraCluster", stage::UNSEEN)?;
-    ensure!(tools.flux(&[one.clone()])?[0].status == unseen.flux);
-    ensure!(tools.argocd(&[one])?[0].status == unseen.argocd);
-    let paused = json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": ""}}});
-    for (kind, name) in [("InfraMachineTemplate", "complete"), ("InfraMachine", "invalid")] {
-        let before = tools.flux(&[infra(&world, kind).get(name).await?])?;
-        patch(&world, kind, name, paused.clone()).await?;
-        tools
-            .see(&world, "a paused object", &[(kind, name, stage::PAUSED)])
-            .await?;
-        let after = tools.flux(&[infra(&world, kind).get(name).await?])?;
-        ensure!(before[0].status == after[0].status, "{before:?} {after:?}");
-    }
-    world.kubectl(&["delete", "infracluster", "c", "--wait=false"])?;
-    let deleted = ("InfraCluster", "c", stage::DELETED);
-    tools.see(&world, "a deleted InfraCluster", &[deleted]).await?;
-    let deleted = tools.argocd(&[infra(&world, "InfraCluster").get("c").await?])?;
-    ensure!(deleted[0].message == "being deleted", "{deleted:?}");
-    tools.every_row_was_seen()
+        .see(world, "a VM that cannot follow its spec", &[cannot_follow])
+        .await
 }
 
-/// A remediation ends when the Machine is deleted, which a finalizer delays.
-async fn a_machine_is_left_to_its_owner(world: &World, tools: &Tools) -> Result<()> {
+/// The provider restarts a VM when a remediation names it. A deleted Machine is left to its owner.
+async fn remediations(world: &World, tools: &Tools) -> Result<()> {
+    let of = |name| ("InfraMachineRemediation", name);
+    has_condition(world, of("alone"), "Ready", "WaitingForOwner").await?;
     let machines = objects(world, "cluster.x-k8s.io", "v1beta2", "Machine");
-    let machine = with_finalizers(&machines, |all| all.push(HOLD.to_owned())).await?;
-    let remediation = json!({
-        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineRemediation",
-        "metadata": {
-            "name": "up", "namespace": world.namespace,
-            "ownerReferences": [{"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Machine", "name": "up",
-                "uid": machine.metadata.uid}],
-        },
-        "spec": {},
-    });
-    management_cluster::apply(&world.admin, remediation).await?;
+    hold(&machines, "up").await?;
     machines.delete("up", &DeleteParams::default()).await?;
-    let left = ("InfraMachineRemediation", "up", stage::REMEDIATED);
-    tools
-        .see(world, "a Machine that is left to its owner", &[left])
-        .await?;
-    with_finalizers(&machines, |all| all.retain(|name| name != HOLD)).await?;
+    for name in ["restarted", "up"] {
+        let remediation = request(world, &machine(world, name).await?, &json!({}));
+        management_cluster::apply(&world.admin, remediation).await?;
+    }
+    has_condition(world, of("restarted"), "Ready", "Restarted").await?;
+    has_condition(world, of("up"), "Ready", "LeftToOwner").await?;
+    let all = [
+        ("InfraMachineRemediation", "alone", stage::WAITS),
+        ("InfraMachineRemediation", "restarted", stage::RESTARTED),
+        ("InfraMachineRemediation", "up", stage::LEFT_TO_OWNER),
+    ];
+    tools.see(world, "remediations", &all).await?;
+    release(&machines, "up").await
+}
+
+async fn clusters(world: &World, tools: &Tools) -> Result<()> {
+    for (name, reason) in [
+        ("without-cluster", "WaitingForOwner"),
+        ("without-driver", "DriverNotConfigured"),
+        ("without-endpoint", "WaitingForControlPlaneEndpoint"),
+    ] {
+        has_condition(world, ("InfraCluster", name), "Ready", reason).await?;
+    }
+    let all = [
+        ("InfraCluster", "c", stage::PROVISIONED),
+        ("InfraCluster", "without-cluster", stage::NO_CLUSTER),
+        ("InfraCluster", "without-driver", stage::NO_DRIVER),
+        ("InfraCluster", "without-endpoint", stage::NO_ENDPOINT),
+    ];
+    tools.see(world, "InfraClusters", &all).await
+}
+
+/// Objects as the API server returns them between a change and the next reconcile.
+async fn changed_objects(world: &World, tools: &Tools) -> Result<()> {
+    for (kind, name) in [
+        ("InfraCluster", "c"),
+        ("InfraMachine", "restarted"),
+        ("InfraMachineRemediation", "restarted"),
+        ("InfraMachineTemplate", "complete"),
+    ] {
+        let mut object = infra(world, kind).get(name).await?;
+        ensure!(
+            tools.flux(&[object.clone()])?[0].status == "Current",
+            "{kind} {name}"
+        );
+        object.metadata.generation = object.metadata.generation.map(|generation| generation + 1);
+        tools.check(&[object], &[(kind, name, stage::CHANGED)])?;
+    }
     Ok(())
 }
 
-/// Changes the finalizers of the Machine. Core has one, too.
+async fn paused_objects(world: &World, tools: &Tools) -> Result<()> {
+    let paused = json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": ""}}});
+    for (kind, name) in [
+        ("InfraMachineTemplate", "complete"),
+        ("InfraMachine", "invalid"),
+        ("InfraMachine", "restarted"),
+        ("InfraMachineRemediation", "restarted"),
+        ("InfraCluster", "c"),
+    ] {
+        let before = tools.flux(&[infra(world, kind).get(name).await?])?;
+        patch(&infra(world, kind), name, paused.clone()).await?;
+        tools
+            .see(world, "a paused object", &[(kind, name, stage::PAUSED)])
+            .await?;
+        let after = tools.flux(&[infra(world, kind).get(name).await?])?;
+        ensure!(before[0].status == after[0].status, "{before:?} {after:?}");
+    }
+    Ok(())
+}
+
+async fn deleted_objects(world: &World, tools: &Tools) -> Result<()> {
+    for (kind, name) in [
+        ("InfraCluster", "without-cluster"),
+        ("InfraClusterTemplate", "cluster"),
+        ("InfraMachine", "alone"),
+        ("InfraMachineRemediation", "alone"),
+        ("InfraMachineRemediationTemplate", "restart"),
+        ("InfraMachineTemplate", "incomplete"),
+    ] {
+        let api = infra(world, kind);
+        hold(&api, name).await?;
+        api.delete(name, &DeleteParams::default()).await?;
+        tools
+            .see(world, "a deleted object", &[(kind, name, stage::DELETED)])
+            .await?;
+        let deleted = tools.argocd(&[api.get(name).await?])?;
+        ensure!(deleted[0].message == "being deleted", "{deleted:?}");
+        release(&api, name).await?;
+    }
+    Ok(())
+}
+
+/// Delays the deletion of an object.
+async fn hold(api: &Api<DynamicObject>, name: &str) -> Result<()> {
+    with_finalizers(api, name, |all| all.push(HOLD.to_owned())).await
+}
+
+/// Lets the deletion of an object continue.
+async fn release(api: &Api<DynamicObject>, name: &str) -> Result<()> {
+    with_finalizers(api, name, |all| all.retain(|finalizer| finalizer != HOLD)).await
+}
+
+/// Changes the finalizers of an object. Controllers have some, too.
 async fn with_finalizers(
-    machines: &Api<DynamicObject>,
+    api: &Api<DynamicObject>,
+    name: &str,
     change: impl Fn(&mut Vec<String>),
-) -> Result<DynamicObject> {
-    eventually(DEADLINE, "another finalizer", async || {
-        let machine = machines.get("up").await?;
-        let version = &machine.metadata.resource_version;
-        let mut all = machine.metadata.finalizers.clone().unwrap_or_default();
+) -> Result<()> {
+    eventually(DEADLINE, "changed finalizers", async || {
+        let object = api.get(name).await?;
+        let version = &object.metadata.resource_version;
+        let mut all = object.metadata.finalizers.clone().unwrap_or_default();
         change(&mut all);
-        let patch = json!({"metadata": {"resourceVersion": version, "finalizers": all}});
-        let params = PatchParams::default();
-        Ok(machines.patch("up", &params, &Patch::Merge(patch)).await?)
+        let finalizers = json!({"metadata": {"resourceVersion": version, "finalizers": all}});
+        patch(api, name, finalizers).await
     })
     .await
 }
 
-async fn has_condition(world: &World, kind: &str, name: &str, type_: &str, status: &str) -> Result<()> {
+/// Waits for a condition of an object, given by kind and name, with this reason.
+async fn has_condition(world: &World, (kind, name): (&str, &str), type_: &str, reason: &str) -> Result<()> {
     eventually(
         DEADLINE,
-        &format!("{type_}={status} of {kind} {name}"),
+        &format!("{type_} for {reason} of {kind} {name}"),
         async || {
             let shown = conditions(world, kind, name).await?;
-            let is_it = |shown: &Value| shown["type"] == type_ && shown["status"] == status;
+            let is_it = |shown: &Value| shown["type"] == type_ && shown["reason"] == reason;
             ensure!(shown.iter().any(is_it), "{shown:?}");
             Ok(())
         },
@@ -442,8 +608,7 @@ async fn conditions(world: &World, kind: &str, name: &str) -> Result<Vec<Value>>
     Ok(shown.cloned().unwrap_or_default())
 }
 
-async fn patch(world: &World, kind: &str, name: &str, patch: Value) -> Result<()> {
-    let api = infra(world, kind);
+async fn patch(api: &Api<DynamicObject>, name: &str, patch: Value) -> Result<()> {
     api.patch(name, &PatchParams::default(), &Patch::Merge(patch))
         .await?;
     Ok(())
