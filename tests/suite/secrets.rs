@@ -9,11 +9,13 @@ use management_cluster::eventually;
 use serde_json::{Value, json};
 
 use crate::soak::dice::Dice;
+use crate::soak::seed;
 use crate::support::by_hand::{all_become, delete_all, patch_all, small};
 use crate::support::checks::{condition, provisioned};
 use crate::support::provider::service_account;
 use crate::support::{Backing, ByHand, Cloud, DEADLINE, Provider, World};
 
+const ORDER_SEED: &str = "RANDOM_ORDER_SEED";
 const TOKEN: &str = "canary-token-7c1f";
 const WRONG: &str = "canary-wrong-51aa";
 const BOOT: &str = "canary-boot-90de";
@@ -224,6 +226,7 @@ async fn a_deleted_namespace_keeps_the_credentials_until_its_machines_are_gone()
 }
 
 /// As a tool that prunes: every object in the foreground, in a random order, and again while one is refused.
+/// `RANDOM_ORDER_SEED` repeats an order.
 #[tokio::test]
 async fn objects_deleted_in_a_random_order_leave_no_vm() -> Result<()> {
     let world = World::new("random-order").await?;
@@ -232,7 +235,8 @@ async fn objects_deleted_in_a_random_order_leave_no_vm() -> Result<()> {
     let _provider = Provider::new(drivers).start(&world).await?;
     let names = needing_a_secret(&world, 4).await?;
     cloud.holds(4).await?;
-    let seed = u64::from(std::process::id());
+    let seed = seed(ORDER_SEED)?;
+    println!("{ORDER_SEED}={seed}");
     let mut dice = Dice::new(seed);
     let mut objects: Vec<String> = names
         .iter()
@@ -265,7 +269,8 @@ async fn objects_deleted_in_a_random_order_leave_no_vm() -> Result<()> {
         ensure!(left.is_empty(), "{left:?}");
         Ok(())
     };
-    eventually(DEADLINE, &format!("the end of all objects (seed {seed})"), round).await?;
+    let what = format!("the end of all objects ({ORDER_SEED}={seed})");
+    eventually(DEADLINE, &what, round).await?;
     cloud.holds(0).await?;
     Ok(())
 }

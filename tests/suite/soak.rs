@@ -45,10 +45,7 @@ const QUIET: Duration = Duration::from_secs(12);
 #[ignore = "takes ten minutes: make soak"]
 async fn each_machine_has_one_vm_whatever_is_killed_and_nothing_is_left() -> Result<()> {
     let seconds = number(SECONDS)?.unwrap_or(600);
-    let seed = match number(SEED)? {
-        Some(seed) => seed,
-        None => WallClock.now().as_millis(),
-    };
+    let seed = seed(SEED)?;
     println!("soak: {SEED}={seed} {SECONDS}={seconds}");
     let world = World::new("soak").await?;
     let outcome = soak(&world, Duration::from_secs(seconds), seed).await;
@@ -64,6 +61,11 @@ async fn each_machine_has_one_vm_whatever_is_killed_and_nothing_is_left() -> Res
         }
     }
     outcome
+}
+
+/// The seed in an environment variable, or else another one for each run.
+pub fn seed(variable: &str) -> Result<u64> {
+    Ok(number(variable)?.unwrap_or_else(|| WallClock.now().as_millis()))
 }
 
 fn number(variable: &str) -> Result<Option<u64>> {
