@@ -1,4 +1,4 @@
-//! The conformance suite against the driver as a plugin, on two real libvirt hosts.
+//! The conformance suite against the driver as a plugin, on three real libvirt hosts.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,6 +12,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use lab::wire::{Fate, Message, Way, procedure};
+
+/// The host that reserves all of its memory.
+const FULL: &str = "host-full";
 
 /// A plugin process, given by its PID file. Dropping this ends it.
 struct Plugin(PathBuf);
@@ -57,7 +60,7 @@ fn fate(folder: &Path, message: Message<'_>) -> Fate {
 /// No binding rule is broken, and the suite covers every rule that the driver's calls allow.
 #[tokio::test]
 async fn the_driver_keeps_the_rules_of_the_contract() -> Result<()> {
-    let Some(lab) = lab::lab().await? else {
+    let Some(lab) = lab::lab_of(&[lab::HOSTS[0], lab::HOSTS[1], FULL]).await? else {
         return Ok(());
     };
     let driver = Path::new(env!("CARGO_BIN_EXE_capcmi-driver-libvirt"));
@@ -70,7 +73,9 @@ async fn the_driver_keeps_the_rules_of_the_contract() -> Result<()> {
         let folder = lab.of(host);
         lab.lay_wire(host, Arc::new(move |message| fate(&folder, message)))?;
     }
-    fs::write(&config, lab.config_over_wires(&lab.names())?)?;
+    let mut full: serde_json::Value = serde_json::from_str(&lab.config_over_wires(&lab.names())?)?;
+    full["hosts"][FULL]["reservedMemoryMib"] = serde_json::json!(1_000_000_000);
+    fs::write(&config, full.to_string())?;
     // The hooks connect to the hosts directly, without the wires.
     fs::write(&hosts, lab.config()?)?;
     let endpoint = format!("unix://{}", at("driver.sock"));

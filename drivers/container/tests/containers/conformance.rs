@@ -28,6 +28,7 @@ outOfRangeSpecs:
 - address: 192.168.151.20
 - address: 192.168.150.100
 quotaBreakingSpec: {size: huge}
+fullFailureDomain: host-full
 incompatibleChange: {image: other}
 hotUpdates:
 - tags: {purpose: conformance}

@@ -65,7 +65,11 @@ impl Lab {
         fs::copy(script("runtime.sh"), lab.at("runtime.sh"))?;
         lab.configure(&json!({
             "stateDir": lab.at("state"),
-            "hosts": {"host-a": {"memoryMib": 100_000}, "host-b": {"memoryMib": 100_000}},
+            "hosts": {
+                "host-a": {"memoryMib": 100_000}, "host-b": {"memoryMib": 100_000},
+                // Less than the smallest size.
+                "host-full": {"memoryMib": 64},
+            },
             "vmPools": {"default": {"image": "tiny"}},
             "sizes": {
                 "small": {"cpus": 1, "memoryMib": 256},
