@@ -346,3 +346,52 @@ func TestCustomAttributesShowTheMachine(t *testing.T) {
 		}
 	}
 }
+
+func TestMissingPrivilegeForAttributesIsNamedAndKeepsTheVM(t *testing.T) {
+	vcenter := newVCenter(t)
+	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
+	s := smallest()
+	s.CustomAttributes = true
+	for method, privilege := range map[string]string{
+		"AddCustomFieldDef": "Global.ManageCustomFields", "SetField": "Global.SetCustomField",
+	} {
+		vcenter.inject(method, &types.NoPermission{PrivilegeId: privilege}, 1)
+		_, err := create(b, ctx, id, s, cloudConfig)
+		refusedWith(t, err, codes.FailedPrecondition, "the privilege "+privilege+" is missing")
+		vm := found(t, b, ctx, id, s)
+		if vm.Uninitialized == "" || vm.Power != cmi.Stopped {
+			t.Errorf("got %+v", vm)
+		}
+		must(t, b.Initialize(ctx, vm, s)) // the retry, with the privilege
+		must(t, b.Delete(ctx, vm))
+		vcenter.forgetAttributes(t)
+	}
+}
+
+// forgetAttributes deletes the definitions of all custom attributes.
+func (s *simulated) forgetAttributes(t *testing.T) {
+	t.Helper()
+	manager, err := object.GetCustomFieldsManager(s.admin.Client)
+	must(t, err)
+	fields, err := manager.Field(t.Context())
+	must(t, err)
+	for _, field := range fields {
+		must(t, manager.Remove(t.Context(), field.Key))
+	}
+}
+
+func TestAttributeThatDiffersInCaseIsUsed(t *testing.T) {
+	vcenter := newVCenter(t)
+	ctx, b := vcenter.access.context(t.Context()), newBackend(settings{})
+	manager, err := object.GetCustomFieldsManager(vcenter.admin.Client)
+	must(t, err)
+	for _, name := range []string{clusterAttribute, machineAttribute} {
+		_, err = manager.Add(t.Context(), strings.ToUpper(name), vmType, nil, nil)
+		must(t, err)
+	}
+	vcenter.inject("AddCustomFieldDef", &types.DuplicateName{Name: clusterAttribute}, 1) // as vCenter answers
+	s := smallest()
+	s.CustomAttributes = true
+	_, err = create(b, ctx, identity("one"), s, cloudConfig)
+	must(t, err)
+}

@@ -20,16 +20,16 @@ func (b *backend) Delete(ctx context.Context, vm *cmi.VM) error {
 	_, err = v.run(ctx, func(ctx context.Context, client *vim25.Client) (*object.Task, error) {
 		return virtualMachine(client, vm).PowerOff(ctx)
 	})
-	if err != nil && !is[*types.InvalidPowerState](err) {
-		return ended(err, "switch off the VM "+vm.ID)
+	if err != nil && !is[*types.InvalidPowerState](err) && !is[*types.NotSupported](err) { // a template is off
+		return ended(err, vm, "switch off the VM "+vm.ID)
 	}
 	if err := v.detachVolumes(ctx, vm); err != nil {
-		return ended(err, "detach the volumes of the VM "+vm.ID)
+		return ended(err, vm, "detach the volumes of the VM "+vm.ID)
 	}
 	_, err = v.run(ctx, func(ctx context.Context, client *vim25.Client) (*object.Task, error) {
 		return virtualMachine(client, vm).Destroy(ctx)
 	})
-	return ended(err, "delete the VM "+vm.ID)
+	return ended(err, vm, "delete the VM "+vm.ID)
 }
 
 // detachVolumes keeps the volumes that the CSI driver has attached: vCenter would destroy them with the VM.

@@ -22,7 +22,13 @@ func is[Fault any](err error) bool {
 
 func hasExpired(err error) bool { return is[*types.NotAuthenticated](err) }
 
-func isGone(err error) bool { return is[*types.ManagedObjectNotFound](err) }
+// isGone says whether an error means that a VM does not exist. The same fault also names other objects that are missing,
+// such as a task or a datastore.
+func isGone(err error, vm types.ManagedObjectReference) bool {
+	var missing *types.ManagedObjectNotFound
+	_, found := fault.As(err, &missing)
+	return found && missing.Obj.Type == vm.Type && missing.Obj.Value == vm.Value
+}
 
 // explain gives a fault of vCenter its code. The action completes the sentence "vCenter could not …".
 func explain(err error, action string) error {

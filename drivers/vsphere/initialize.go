@@ -45,7 +45,7 @@ func (b *backend) Initialize(ctx context.Context, vm *cmi.VM, s spec) error {
 // incomplete explains a failed step. The VM exists, so it is neither full nor invalid: the step is tried again.
 func incomplete(vm *cmi.VM, action string, err error) error {
 	text := reason(err)
-	if isGone(err) {
+	if isGone(err, refOf(vm)) {
 		return cmi.ErrGone
 	}
 	if text == "" || hasExpired(err) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
@@ -77,7 +77,7 @@ func missing(
 ) (types.VirtualMachineConfigSpec, error) {
 	var config types.VirtualMachineConfigSpec
 	var read mo.VirtualMachine
-	ref := vm.Native.(native).ref
+	ref := refOf(vm)
 	properties := []string{"config.hardware.device", "config.extraConfig"}
 	if err := property.DefaultCollector(client).RetrieveOne(ctx, ref, properties, &read); err != nil {
 		return config, err
@@ -142,7 +142,7 @@ func (v *vcenter) showAttributes(ctx context.Context, vm *cmi.VM, s spec) error 
 			if err != nil {
 				return err
 			}
-			if err := manager.Set(ctx, vm.Native.(native).ref, key, shown[1]); err != nil {
+			if err := manager.Set(ctx, refOf(vm), key, shown[1]); err != nil {
 				return err
 			}
 		}
@@ -152,22 +152,32 @@ func (v *vcenter) showAttributes(ctx context.Context, vm *cmi.VM, s spec) error 
 
 // attribute returns the key of a custom attribute, and defines it the first time.
 func attribute(ctx context.Context, manager *object.CustomFieldsManager, name string) (int32, error) {
-	for {
-		fields, err := manager.Field(ctx)
-		if err != nil {
-			return 0, err
-		}
-		at := slices.IndexFunc(fields, func(field types.CustomFieldDef) bool { return field.Name == name })
-		if at >= 0 {
-			return fields[at].Key, nil
-		}
-		made, err := manager.Add(ctx, name, vmType, nil, nil)
-		if err == nil {
-			return made.Key, nil
-		}
-		if !is[*types.DuplicateName](err) {
-			return 0, err
-		}
-		// Another call has defined it.
+	key, found, err := definedAttribute(ctx, manager, name)
+	if err != nil || found {
+		return key, err
 	}
+	made, err := manager.Add(ctx, name, vmType, nil, nil)
+	switch {
+	case err == nil:
+		return made.Key, nil
+	case !is[*types.DuplicateName](err):
+		return 0, err
+	}
+	// Another call has defined it.
+	if key, found, again := definedAttribute(ctx, manager, name); again != nil || found {
+		return key, again
+	}
+	return 0, err
+}
+
+func definedAttribute(ctx context.Context, manager *object.CustomFieldsManager, name string) (int32, bool, error) {
+	fields, err := manager.Field(ctx)
+	if err != nil {
+		return 0, false, err
+	}
+	at := slices.IndexFunc(fields, func(field types.CustomFieldDef) bool { return strings.EqualFold(field.Name, name) })
+	if at < 0 {
+		return 0, false, nil
+	}
+	return fields[at].Key, true, nil
 }

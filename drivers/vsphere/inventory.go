@@ -114,7 +114,7 @@ func describe(ctx context.Context, client *vim25.Client, refs []types.ManagedObj
 	for _, ref := range refs {
 		var content []types.ObjectContent
 		err := property.DefaultCollector(client).RetrieveOne(ctx, ref, vmProperties, &content)
-		if isGone(err) {
+		if isGone(err, ref) {
 			continue
 		}
 		if err != nil {
@@ -285,9 +285,11 @@ func addressesOf(values map[string]any) []cmi.Address {
 	return addresses
 }
 
+func refOf(vm *cmi.VM) types.ManagedObjectReference { return vm.Native.(native).ref }
+
 // virtualMachine returns the VM that Find has returned.
 func virtualMachine(client *vim25.Client, vm *cmi.VM) *object.VirtualMachine {
-	return object.NewVirtualMachine(client, vm.Native.(native).ref)
+	return object.NewVirtualMachine(client, refOf(vm))
 }
 
 // errUnready is about a VM whose configuration vCenter does not know: it is being made, or its host is away.

@@ -20,7 +20,7 @@ func (b *backend) Stop(ctx context.Context, vm *cmi.VM) error {
 		return virtualMachine(client, vm).ShutdownGuest(ctx)
 	})
 	switch {
-	case isGone(err):
+	case isGone(err, refOf(vm)):
 		return cmi.ErrGone
 	case is[*types.InvalidPowerState](err):
 		return nil // it is off
@@ -36,7 +36,7 @@ func (b *backend) Start(ctx context.Context, vm *cmi.VM) error {
 	if err != nil {
 		return err
 	}
-	return ended(v.start(ctx, vm), "start the VM "+vm.ID)
+	return ended(v.start(ctx, vm), vm, "start the VM "+vm.ID)
 }
 
 func (v *vcenter) start(ctx context.Context, vm *cmi.VM) error {
@@ -58,12 +58,12 @@ func (b *backend) Restart(ctx context.Context, vm *cmi.VM) error {
 	_, err = v.run(ctx, func(ctx context.Context, client *vim25.Client) (*object.Task, error) {
 		return virtualMachine(client, vm).Reset(ctx)
 	})
-	return ended(err, "reset the VM "+vm.ID)
+	return ended(err, vm, "reset the VM "+vm.ID)
 }
 
 // ended explains the error of a change of a VM.
-func ended(err error, action string) error {
-	if isGone(err) {
+func ended(err error, vm *cmi.VM, action string) error {
+	if isGone(err, refOf(vm)) {
 		return cmi.ErrGone
 	}
 	return explain(err, action)

@@ -80,3 +80,47 @@ func TestDeleteKeepsVolumesOfKubernetes(t *testing.T) {
 		t.Errorf("the volume is gone: %v", err)
 	}
 }
+
+func TestFaultAboutAnotherObjectIsNotAGoneVM(t *testing.T) {
+	vcenter := newVCenter(t)
+	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
+	vm, err := create(b, ctx, id, smallest(), cloudConfig)
+	must(t, err)
+	missing := &types.ManagedObjectNotFound{Obj: types.ManagedObjectReference{Type: "Datastore", Value: vm.Native.(native).ref.Value}}
+	for _, each := range []struct {
+		method string
+		change func(context.Context, *cmi.VM) error
+	}{
+		{"ShutdownGuest", b.Stop},
+		{"PowerOnVM_Task", b.Start},
+		{"ResetVM_Task", b.Restart},
+		{"RetrievePropertiesEx", b.Restart}, // the task
+		{"PowerOffVM_Task", b.Delete},
+		{"Destroy_Task", b.Delete},
+		{"RetrievePropertiesEx", b.Delete}, // the task
+		{"RetrievePropertiesEx", func(ctx context.Context, vm *cmi.VM) error { return b.Initialize(ctx, vm, smallest()) }},
+		{"RetrievePropertiesEx", func(ctx context.Context, _ *cmi.VM) error {
+			_, err := b.Find(ctx, id, smallest())
+			return err
+		}},
+	} {
+		vcenter.inject(each.method, missing, 1)
+		if err := each.change(ctx, vm); err == nil || errors.Is(err, cmi.ErrGone) {
+			t.Errorf("%s: got %v", each.method, err)
+		}
+		found(t, b, ctx, id, smallest())
+	}
+}
+
+func TestDeleteWaitsForATaskOfTheVM(t *testing.T) {
+	vcenter := newVCenter(t)
+	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
+	vm, err := create(b, ctx, id, smallest(), cloudConfig)
+	must(t, err)
+	for _, method := range []string{"PowerOffVM_Task", "Destroy_Task"} {
+		vcenter.inject(method, &types.TaskInProgress{}, 1) // a snapshot or a backup
+		refusedWith(t, b.Delete(ctx, vm), codes.Aborted, "another operation runs")
+		found(t, b, ctx, id, smallest())
+	}
+	must(t, b.Delete(ctx, vm))
+}

@@ -78,6 +78,19 @@ func TestSessionThatExpiresWithinACreateIsReplaced(t *testing.T) {
 	found(t, b, ctx, id, smallest())
 }
 
+func TestSessionThatExpiresWithinAListIsReplaced(t *testing.T) {
+	vcenter := newVCenter(t)
+	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
+	_, err := create(b, ctx, id, smallest(), cloudConfig)
+	must(t, err)
+	for _, method := range []string{"CreateContainerView", "RetrievePropertiesEx", "DestroyView"} {
+		vcenter.inject(method, &types.NotAuthenticated{}, 1)
+		if listed, err := b.List(ctx, id.Cluster, spec{}); err != nil || len(listed) != 1 {
+			t.Errorf("%s: got %v, %v", method, listed, err)
+		}
+	}
+}
+
 func TestVCenterThatRefusesEverySessionIsUnavailable(t *testing.T) {
 	vcenter := newVCenter(t)
 	ctx, b := vcenter.access.context(t.Context()), newBackend(settings{})
