@@ -114,7 +114,9 @@ func (v *vcenter) clone(ctx context.Context, order order, to target) (types.Mana
 	}
 	result, err := v.run(ctx, func(ctx context.Context, client *vim25.Client) (*object.Task, error) {
 		template := object.NewVirtualMachine(client, *to.template)
-		return template.Clone(ctx, object.NewFolder(client, to.folder), order.name, clone)
+		return v.clones.start(order.config.InstanceUuid, func() (*object.Task, error) {
+			return template.Clone(ctx, object.NewFolder(client, to.folder), order.name, clone)
+		})
 	})
 	ref, _ := result.(types.ManagedObjectReference)
 	return ref, err
@@ -130,12 +132,14 @@ func (v *vcenter) taken(ctx context.Context, order order, to target) error {
 		if ref, err = find(ctx, client, path); err != nil || ref == nil {
 			return err
 		}
-		vms, err = describe(ctx, client, []types.ManagedObjectReference{*ref})
+		vms, err = describe(ctx, client, []types.ManagedObjectReference{*ref}, "")
 		return err
 	})
 	switch {
+	case isUnready(err), isBroken(err):
+		return err
 	case err != nil:
-		return explain(err, "look up the VM "+path)
+		return begun(err, "look up the VM "+path)
 	case ref == nil:
 		return nil
 	case len(vms) == 0:
@@ -148,14 +152,16 @@ func (v *vcenter) taken(ctx context.Context, order order, to target) error {
 func (v *vcenter) made(ctx context.Context, ref types.ManagedObjectReference, order order) (*cmi.VM, error) {
 	var vms []*cmi.VM
 	err := v.do(ctx, func(ctx context.Context, client *vim25.Client) (err error) {
-		vms, err = describe(ctx, client, []types.ManagedObjectReference{ref})
+		vms, err = describe(ctx, client, []types.ManagedObjectReference{ref}, "")
 		return err
 	})
-	if err == nil && len(vms) == 0 {
-		err = cmi.Internal("vCenter has made the VM %s without its record in %s", order.name, recordKey)
-	}
-	if err != nil {
-		return nil, explain(err, "read the VM "+order.name)
+	switch {
+	case isUnready(err):
+		return nil, err
+	case err != nil:
+		return nil, begun(err, "read the VM "+order.name)
+	case len(vms) == 0:
+		return nil, cmi.Internal("vCenter has made the VM %s without its record in %s", order.name, recordKey)
 	}
 	return vms[0], nil
 }

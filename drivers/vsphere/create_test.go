@@ -103,8 +103,7 @@ func TestTemplateMadeFromAMachineLeavesNoTrace(t *testing.T) {
 
 func TestCloneThatOutlivesTheDeadlineMakesOneVM(t *testing.T) {
 	vcenter := newVCenter(t)
-	simulator.TaskDelay = simulator.DelayConfig{MethodDelay: map[string]int{"CloneVm": 300, "LockHandoff": 0}}
-	t.Cleanup(func() { simulator.TaskDelay = simulator.DelayConfig{} })
+	slowClones(t)
 	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
 	short, cancel := context.WithTimeout(ctx, 150*time.Millisecond)
 	defer cancel()
@@ -119,17 +118,77 @@ func TestCloneThatOutlivesTheDeadlineMakesOneVM(t *testing.T) {
 	}
 }
 
+// slowClones makes clones take 300 ms.
+func slowClones(t *testing.T) {
+	t.Helper()
+	simulator.TaskDelay = simulator.DelayConfig{MethodDelay: map[string]int{"CloneVm": 300, "LockHandoff": 0}}
+	t.Cleanup(func() { simulator.TaskDelay = simulator.DelayConfig{} })
+}
+
+func TestCloneThatOutlivesItsCallerIsSeenByFind(t *testing.T) {
+	vcenter := newVCenter(t)
+	slowClones(t)
+	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
+	short, leave := context.WithCancel(ctx)
+	defer leave()
+	vcenter.namesUsers = true
+	vcenter.whileCloning(leave)
+	if _, err := b.Create(short, id, smallest(), cloudConfig); !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v", err)
+	}
+	_, err := b.Find(ctx, id, smallest())
+	refusedWith(t, err, codes.Aborted, "vCenter is cloning the template "+template)
+	if others, err := b.Find(ctx, identity("two"), smallest()); err != nil || len(others) > 0 {
+		t.Errorf("a machine with another task: got %v, %v", others, err)
+	}
+	// A new process does not know whose task it is.
+	_, err = newBackend(settings{}).Find(ctx, identity("two"), smallest())
+	refusedWith(t, err, codes.Aborted, "maybe for two")
+	var vms []*cmi.VM
+	for deadline := time.Now().Add(10 * time.Second); len(vms) == 0; {
+		if time.Now().After(deadline) {
+			t.Fatalf("the VM does not appear: %v", err)
+		}
+		if vms, err = b.Find(ctx, id, smallest()); err == nil && len(vms) == 0 {
+			t.Fatal("Find returned nothing while vCenter was cloning")
+		}
+	}
+	if others, err := newBackend(settings{}).Find(ctx, identity("two"), smallest()); err != nil || len(others) > 0 {
+		t.Errorf("after the clone: got %v, %v", others, err)
+	}
+}
+
+// Codes such as PERMISSION_DENIED say that nothing was begun.
+func TestRightsThatEndDuringACloneAreNoRefusal(t *testing.T) {
+	vcenter := newVCenter(t)
+	slowClones(t)
+	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
+	for fault, attempts := range map[types.BaseMethodFault]int{
+		&types.NoPermission{PrivilegeId: "System.Read"}: 1, &types.NotAuthenticated{}: 2,
+	} {
+		vcenter.whileCloning(func() { vcenter.inject("RetrievePropertiesEx", fault, attempts) })
+		_, err := b.Create(ctx, id, smallest(), cloudConfig)
+		refusedWith(t, err, codes.Unknown, "tell how its task")
+		var vms []*cmi.VM
+		for deadline := time.Now().Add(10 * time.Second); len(vms) == 0; {
+			if time.Now().After(deadline) {
+				t.Fatalf("the VM does not appear: %v", err)
+			}
+			vms, err = b.Find(ctx, id, smallest())
+		}
+		must(t, b.Delete(ctx, vms[0]))
+	}
+}
+
 func TestVMWithTheSameNameOfSomebodyElseStays(t *testing.T) {
 	vcenter := newVCenter(t)
 	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
 	path := "/DC0/vm/" + vmName(id)
-	rename, err := vcenter.vm(t, "/DC0/vm/"+foreign).Rename(t.Context(), vmName(id))
-	must(t, err)
-	must(t, rename.Wait(t.Context()))
+	vcenter.renamed(t, "/DC0/vm/"+foreign, vmName(id))
 	if vms, err := b.Find(ctx, id, smallest()); err != nil || len(vms) > 0 {
 		t.Fatalf("got %v, %v", vms, err)
 	}
-	_, err = create(b, ctx, id, smallest(), cloudConfig)
+	_, err := create(b, ctx, id, smallest(), cloudConfig)
 	refusedWith(t, err, codes.AlreadyExists, path+" exists and was not made by this driver")
 	vcenter.vm(t, path)
 }
@@ -256,9 +315,7 @@ func TestMetadataFollowsABIOSUUIDThatVCenterChose(t *testing.T) {
 	_, err := create(b, ctx, id, smallest(), cloudConfig)
 	refusedWith(t, err, codes.FailedPrecondition, "could not start")
 	const other = "4210aaaa-bbbb-cccc-dddd-eeeeffff0000"
-	change, err := vcenter.vm(t, "/DC0/vm/"+vmName(id)).Reconfigure(t.Context(), types.VirtualMachineConfigSpec{Uuid: other})
-	must(t, err)
-	must(t, change.Wait(t.Context()))
+	vcenter.reconfigured(t, "/DC0/vm/"+vmName(id), types.VirtualMachineConfigSpec{Uuid: other})
 	vm := found(t, b, ctx, id, smallest())
 	must(t, b.Initialize(ctx, vm, smallest()))
 	if metadata := decoded(t, configOf(t, b, ctx, vm), metadataKey); !strings.Contains(metadata, "vsphere://"+other) {

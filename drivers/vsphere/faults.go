@@ -55,6 +55,20 @@ func explain(err error, action string) error {
 	}
 }
 
+// begun explains an error after vCenter has accepted a request, which it carries out anyway. The code must not say that
+// nothing was begun, as PERMISSION_DENIED does.
+func begun(err error, action string) error {
+	var known *cmi.Error
+	text := reason(err)
+	if text == "" && errors.As(err, &known) {
+		text = known.Error()
+	}
+	if text == "" {
+		return err // the kit knows network errors
+	}
+	return cmi.Unknown("vCenter could not %s: %s", action, text).Because(err)
+}
+
 // unconnected explains an error of a login.
 func unconnected(ctx context.Context, err error) error {
 	var invalid x509.CertificateInvalidError

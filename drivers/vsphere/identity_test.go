@@ -1,13 +1,17 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/vmware/govmomi/object"
 	"github.com/vmware/govmomi/simulator"
 	"github.com/vmware/govmomi/vim25/types"
+	"google.golang.org/grpc/codes"
 
 	"github.com/capcmi/cluster-api-provider-cmi/sdk/go/cmi"
 )
@@ -68,9 +72,7 @@ func TestVMIsFoundAfterItWasRenamed(t *testing.T) {
 	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
 	_, err := create(b, ctx, id, smallest(), cloudConfig)
 	must(t, err)
-	renamed, err := vcenter.vm(t, "/DC0/vm/"+vmName(id)).Rename(t.Context(), "renamed")
-	must(t, err)
-	must(t, renamed.Wait(t.Context()))
+	vcenter.renamed(t, "/DC0/vm/"+vmName(id), "renamed")
 	found(t, b, ctx, id, smallest())
 }
 
@@ -80,9 +82,7 @@ func TestVMIsFoundAfterVCenterChangedItsInstanceUUID(t *testing.T) {
 	_, err := create(b, ctx, id, smallest(), cloudConfig)
 	must(t, err)
 	change := types.VirtualMachineConfigSpec{InstanceUuid: "5010aaaa-bbbb-cccc-dddd-eeeeffff0000"}
-	changed, err := vcenter.vm(t, "/DC0/vm/"+vmName(id)).Reconfigure(t.Context(), change)
-	must(t, err)
-	must(t, changed.Wait(t.Context()))
+	vcenter.reconfigured(t, "/DC0/vm/"+vmName(id), change)
 	found(t, b, ctx, id, smallest())
 }
 
@@ -90,18 +90,151 @@ func TestVMWithoutConfigurationIsBusy(t *testing.T) {
 	id := identity("one")
 	// vCenter has no configuration of a VM that it is cloning, or whose host is away.
 	content := types.ObjectContent{PropSet: []types.DynamicProperty{{Name: nameProperty, Val: vmName(id)}}}
-	if _, err := toVM(content); !isUnready(err) {
+	if _, err := toVM(content, ""); !isUnready(err) {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestBrokenRecordIsReported(t *testing.T) {
-	content := types.ObjectContent{PropSet: []types.DynamicProperty{
-		{Name: nameProperty, Val: "one"}, {Name: biosProperty, Val: "4210"},
-		{Name: recordProperty, Val: types.OptionValue{Key: recordKey, Value: "{"}},
-	}}
-	if _, err := toVM(content); err == nil {
-		t.Error("a broken record is no error")
+// reconfigured changes a VM by hand.
+func (s *simulated) reconfigured(t *testing.T, path string, change types.VirtualMachineConfigSpec) {
+	t.Helper()
+	changed, err := s.vm(t, path).Reconfigure(t.Context(), change)
+	must(t, err)
+	must(t, changed.Wait(t.Context()))
+}
+
+func (s *simulated) renamed(t *testing.T, path, name string) {
+	t.Helper()
+	renamed, err := s.vm(t, path).Rename(t.Context(), name)
+	must(t, err)
+	must(t, renamed.Wait(t.Context()))
+}
+
+// moved moves a VM of datacenter DC0 into a new folder.
+func (s *simulated) moved(t *testing.T, path, folder string) {
+	t.Helper()
+	root, err := object.NewSearchIndex(s.admin.Client).FindByInventoryPath(t.Context(), "/DC0/vm")
+	must(t, err)
+	to, err := root.(*object.Folder).CreateFolder(t.Context(), folder)
+	must(t, err)
+	moved, err := to.MoveInto(t.Context(), []types.ManagedObjectReference{s.vm(t, path).Reference()})
+	must(t, err)
+	must(t, moved.Wait(t.Context()))
+}
+
+// logged returns what a function writes to the default logger.
+func logged(t *testing.T, work func()) string {
+	t.Helper()
+	var text bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&text, nil)))
+	defer slog.SetDefault(before)
+	work()
+	return text.String()
+}
+
+func TestBrokenRecordHidesNoOtherVM(t *testing.T) {
+	vcenter := newVCenter(t)
+	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
+	for _, name := range []string{"one", "two"} {
+		_, err := create(b, ctx, identity(name), smallest(), cloudConfig)
+		must(t, err)
+	}
+	path := "/DC0/vm/" + vmName(id)
+	for _, text := range []string{"{", "null", "{}", `{"cluster":"cluster-1","name":"one","vm":"one"}`} {
+		broken := types.VirtualMachineConfigSpec{ExtraConfig: []types.BaseOptionValue{option(recordKey, text)}}
+		vcenter.reconfigured(t, path, broken)
+		log := logged(t, func() {
+			for range 2 {
+				listed, err := b.List(ctx, id.Cluster, spec{})
+				must(t, err)
+				if got := names(listed); !slices.Equal(got, []string{"two"}) {
+					t.Errorf("%s: got %v", text, got)
+				}
+			}
+		})
+		if strings.Count(log, "\n") != 1 || !strings.Contains(log, vmName(id)) {
+			t.Errorf("%s: the log has %q", text, log)
+		}
+		// It may be the VM of the machine, so nobody makes a second one.
+		_, err := b.Find(ctx, id, smallest())
+		refusedWith(t, err, codes.Internal, "restore the key, or delete the VM")
+		_, err = b.Create(ctx, id, smallest(), cloudConfig)
+		refusedWith(t, err, codes.Internal, "restore the key, or delete the VM")
+		repaired, err := newRecord(id, "").option()
+		must(t, err)
+		vcenter.reconfigured(t, path, types.VirtualMachineConfigSpec{ExtraConfig: []types.BaseOptionValue{repaired}})
+		found(t, b, ctx, id, smallest())
+		_, err = b.List(ctx, id.Cluster, spec{})
+		must(t, err)
+	}
+}
+
+func TestVMThatLostItsRecordStaysTheMachines(t *testing.T) {
+	vcenter := newVCenter(t)
+	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
+	_, err := create(b, ctx, id, smallest(), cloudConfig)
+	must(t, err)
+	vcenter.renamed(t, "/DC0/vm/"+vmName(id), "renamed")
+	other, err := newRecord(identity("other"), "").option()
+	must(t, err)
+	for _, kept := range []types.BaseOptionValue{option(recordKey, ""), other} {
+		changed := types.VirtualMachineConfigSpec{ExtraConfig: []types.BaseOptionValue{kept}}
+		vcenter.reconfigured(t, "/DC0/vm/renamed", changed)
+		_, err = b.Find(ctx, id, smallest())
+		refusedWith(t, err, codes.Internal, "the VM renamed has no valid record")
+	}
+}
+
+func TestCopyWithTheNameOfTheVMBelongsToNobody(t *testing.T) {
+	vcenter := newVCenter(t)
+	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
+	vm, err := create(b, ctx, id, smallest(), cloudConfig)
+	must(t, err)
+	vcenter.moved(t, "/DC0/vm/"+vmName(id), "elsewhere")
+	// The copy has the name in the folder where the driver made the VM.
+	vcenter.copied(t, "DC0", vmName(id), newRecord(id, ""), "")
+	if again := found(t, b, ctx, id, smallest()); again.ID != vm.ID {
+		t.Errorf("got %s, want %s", again.ID, vm.ID)
+	}
+	listed, err := b.List(ctx, id.Cluster, spec{})
+	must(t, err)
+	if len(listed) != 1 || listed[0].ID != vm.ID {
+		t.Errorf("got %v", names(listed))
+	}
+	must(t, b.Delete(ctx, found(t, b, ctx, id, smallest())))
+	vcenter.vm(t, "/DC0/vm/"+vmName(id))
+}
+
+func TestVMThatBecameATemplateIsFoundAndDeleted(t *testing.T) {
+	vcenter := newVCenter(t)
+	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
+	vm, err := create(b, ctx, id, smallest(), cloudConfig)
+	must(t, err)
+	must(t, b.Stop(ctx, vm))
+	must(t, vcenter.vm(t, "/DC0/vm/"+vmName(id)).MarkAsTemplate(t.Context()))
+	vm = found(t, b, ctx, id, smallest())
+	refusedWith(t, b.Start(ctx, vm), codes.Unknown, "cannot powerOn a template")
+	vcenter.inject("PowerOffVM_Task", &types.NotSupported{}, 1) // as vCenter answers
+	must(t, b.Delete(ctx, vm))
+	if left, err := b.Find(ctx, id, smallest()); err != nil || len(left) > 0 {
+		t.Errorf("got %v, %v", left, err)
+	}
+}
+
+func TestVMThatTheUserNoLongerSeesIsNotGone(t *testing.T) {
+	vcenter := newVCenter(t)
+	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
+	vm, err := create(b, ctx, id, smallest(), cloudConfig)
+	must(t, err)
+	ctx = cmi.WithState(ctx, vm.State)
+	vcenter.isBlind = true
+	vcenter.inject("RetrievePropertiesEx", &types.NoPermission{PrivilegeId: "System.View"}, 1)
+	_, err = b.Find(ctx, id, smallest())
+	refusedWith(t, err, codes.PermissionDenied, "the privilege System.View is missing")
+	must(t, b.Delete(ctx, vm))
+	if left, err := b.Find(ctx, id, smallest()); err != nil || len(left) > 0 {
+		t.Errorf("got %v, %v", left, err)
 	}
 }
 

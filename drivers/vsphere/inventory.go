@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
+	"log/slog"
 	"net/netip"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,36 +41,50 @@ var (
 	}
 )
 
+// reference is the form of a VM's reference in vCenter. A state that an earlier call has left may be anything.
+var reference = regexp.MustCompile(`^vm-[0-9]+$`)
+
 func extraProperty(key string) string { return `config.extraConfig["` + key + `"]` }
 
-// Find asks vCenter's index for the instance UUID, in all folders, and for the VM's name in its folder. The second one
-// also finds a VM that vCenter is still cloning, and one whose UUID vCenter has changed.
+// Find returns the VMs of a machine. No VM exists while vCenter has queued its clone task, so a machine without a VM is
+// looked up once more when no such task is left.
 func (b *backend) Find(ctx context.Context, id cmi.Identity, s spec) ([]*cmi.VM, error) {
 	v, err := b.vcenter(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var vms []*cmi.VM
-	err = v.do(ctx, func(ctx context.Context, client *vim25.Client) error {
-		refs, err := b.search(ctx, client, id, s)
-		if err != nil || len(refs) == 0 {
+	var found []*cmi.VM
+	err = v.do(ctx, func(ctx context.Context, client *vim25.Client) (err error) {
+		if found, err = b.look(ctx, client, id, s); err != nil || len(found) > 0 {
 			return err
 		}
-		vms, err = describe(ctx, client, refs)
+		if err := b.cloned(ctx, client, v, id, s); err != nil {
+			return err
+		}
+		found, err = b.look(ctx, client, id, s)
 		return err
 	})
-	if err != nil {
-		return nil, explain(err, "look up the VM of "+id.Name)
-	}
-	var found []*cmi.VM
-	for _, vm := range vms {
-		if vm.Name == id.Name && vm.Tags[cmi.ClusterTag] == id.Cluster {
-			found = append(found, vm)
-		}
-	}
-	return found, nil
+	return found, explain(err, "look up the VM of "+id.Name)
 }
 
+// look returns the VMs that the inventory has.
+func (b *backend) look(ctx context.Context, client *vim25.Client, id cmi.Identity, s spec) ([]*cmi.VM, error) {
+	refs, err := b.search(ctx, client, id, s)
+	if err != nil {
+		return nil, err
+	}
+	vms, err := describe(ctx, client, refs, instanceID(id.Cluster, id.Name))
+	if err != nil {
+		return nil, err
+	}
+	return withoutCopies(slices.DeleteFunc(vms, func(vm *cmi.VM) bool {
+		return vm.Name != id.Name || vm.Tags[cmi.ClusterTag] != id.Cluster
+	})), nil
+}
+
+// search asks vCenter's index for the instance UUID, in all folders, and for the VM's name in its folder. The second one
+// also finds a VM that vCenter is still cloning, and one whose UUID vCenter has changed. vCenter hides a VM that the user
+// may no longer see from both, and not from a call with the reference that an earlier call has left.
 func (b *backend) search(
 	ctx context.Context, client *vim25.Client, id cmi.Identity, s spec,
 ) ([]types.ManagedObjectReference, error) {
@@ -80,21 +96,28 @@ func (b *backend) search(
 		return nil, err
 	}
 	refs := byID.Returnval
+	add := func(ref types.ManagedObjectReference) {
+		isKnown := func(known types.ManagedObjectReference) bool { return known.Value == ref.Value }
+		if !slices.ContainsFunc(refs, isKnown) {
+			refs = append(refs, ref)
+		}
+	}
+	if state := cmi.StateOf(ctx); reference.Match(state) {
+		add(types.ManagedObjectReference{Type: vmType, Value: string(state)})
+	}
 	// A failure domain may have been removed since: the VM has to be found anyway.
 	where, err := b.placement(s)
 	if err != nil || where.Datacenter == "" {
 		return refs, nil
 	}
 	named, err := find(ctx, client, where.path(vmFolder, where.Folder, vmName(id)))
-	if err != nil || named == nil {
-		return refs, err
+	if err != nil {
+		return nil, err
 	}
-	for _, ref := range refs {
-		if ref == *named {
-			return refs, nil
-		}
+	if named != nil {
+		add(*named)
 	}
-	return append(refs, *named), nil
+	return refs, nil
 }
 
 // find returns the object at an inventory path, or nil.
@@ -108,8 +131,11 @@ func find(ctx context.Context, client *vim25.Client, path string) (*types.Manage
 	return found.Returnval, nil
 }
 
-// describe reads VMs, and leaves out those without a record. VMs that are deleted in the meantime are left out, too.
-func describe(ctx context.Context, client *vim25.Client, refs []types.ManagedObjectReference) ([]*cmi.VM, error) {
+// describe reads VMs, and leaves out those without a record, unless they have the instance UUID. VMs that are deleted in
+// the meantime are left out, too.
+func describe(
+	ctx context.Context, client *vim25.Client, refs []types.ManagedObjectReference, instance string,
+) ([]*cmi.VM, error) {
 	var vms []*cmi.VM
 	for _, ref := range refs {
 		var content []types.ObjectContent
@@ -124,7 +150,7 @@ func describe(ctx context.Context, client *vim25.Client, refs []types.ManagedObj
 			if err := refused(read); err != nil {
 				return nil, err
 			}
-			vm, err := toVM(read)
+			vm, err := toVM(read, instance)
 			if err != nil {
 				return nil, err
 			}
@@ -171,33 +197,49 @@ func (b *backend) List(ctx context.Context, cluster string, _ spec) ([]*cmi.VM, 
 		return nil, explain(err, "list VMs")
 	}
 	var vms []*cmi.VM
+	unread := map[types.ManagedObjectReference]error{}
 	for _, read := range content {
 		if refused(read) != nil {
 			continue // a VM that the user may not read was not made by this driver
 		}
-		vm, err := toVM(read)
-		if isUnready(err) {
-			continue // the next list has it
-		}
-		if err != nil {
+		vm, err := toVM(read, "")
+		switch {
+		case isUnready(err):
+			// The next list has it.
+		case isBroken(err):
+			unread[read.Obj] = err // calls about its machine fail
+		case err != nil:
 			return nil, err
-		}
-		if vm != nil && vm.Tags[cmi.ClusterTag] == cluster {
+		case vm != nil && vm.Tags[cmi.ClusterTag] == cluster:
 			vms = append(vms, vm)
 		}
 	}
-	return vms, nil
+	v.report(unread)
+	return withoutCopies(vms), nil
+}
+
+// report logs VMs that a list leaves out, once for each.
+func (v *vcenter) report(unread map[types.ManagedObjectReference]error) {
+	v.mutex.Lock()
+	defer v.mutex.Unlock()
+	for ref, err := range unread {
+		if _, known := v.unread[ref]; !known {
+			slog.Warn("a VM is in no list", "vm", ref.Value, "vcenter", v.credentials.server, "error", err)
+		}
+	}
+	v.unread = unread
 }
 
 // native is the driver's part of a [cmi.VM].
 type native struct {
-	ref    types.ManagedObjectReference
-	record record
-	on     bool
+	ref           types.ManagedObjectReference
+	record        record
+	isIndexed, on bool
 }
 
-// toVM returns the VM of a machine, or nil for another VM.
-func toVM(content types.ObjectContent) (*cmi.VM, error) {
+// toVM returns the VM of a machine, or nil for another VM. A VM with the instance UUID that a machine's VM must have is not
+// another one.
+func toVM(content types.ObjectContent, wanted string) (*cmi.VM, error) {
 	values := make(map[string]any, len(content.PropSet))
 	for _, read := range content.PropSet {
 		values[read.Name] = read.Val
@@ -209,12 +251,13 @@ func toVM(content types.ObjectContent) (*cmi.VM, error) {
 		return nil, unready(name)
 	}
 	text := extraValue(values[recordProperty])
-	if text == "" {
+	isWanted := wanted != "" && instance == wanted
+	if text == "" && !isWanted {
 		return nil, nil
 	}
-	var read record
-	if err := json.Unmarshal([]byte(text), &read); err != nil {
-		return nil, cmi.Internal("the VM %s has a broken record in %s", name, recordKey).Because(err)
+	read, isValid := readRecord(text)
+	if !isValid || isWanted && !read.isIndexed(instance) {
+		return nil, broken(name)
 	}
 	if read.isCopy(name, instance) {
 		return nil, nil
@@ -227,7 +270,10 @@ func toVM(content types.ObjectContent) (*cmi.VM, error) {
 		Zone:      read.Zone,
 		Power:     powerOf(power),
 		Addresses: addressesOf(values),
-		Native:    native{content.Obj, read, power == types.VirtualMachinePowerStatePoweredOn},
+		State:     []byte(content.Obj.Value),
+		Native: native{
+			content.Obj, read, read.isIndexed(instance), power == types.VirtualMachinePowerStatePoweredOn,
+		},
 	}
 	if created, ok := values[createdProperty].(time.Time); ok {
 		vm.CreatedAt = created

@@ -3,7 +3,9 @@ package main
 import (
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"maps"
+	"slices"
 
 	"github.com/google/uuid"
 	"github.com/vmware/govmomi/vim25/types"
@@ -60,10 +62,49 @@ func biosID(id cmi.Identity) string {
 	return uuid.NewSHA1(uuid.NameSpaceOID, []byte(id.Token())).String()
 }
 
+// errBroken is about a VM whose record cannot be read, or that has lost it.
+var errBroken = errors.New("the record of the VM is broken")
+
+func isBroken(err error) bool { return errors.Is(err, errBroken) }
+
+func broken(name string) error {
+	return cmi.Internal("the VM %s has no valid record in its extra configuration, key %s, so its machine is not known: "+
+		"restore the key, or delete the VM", name, recordKey).Because(errBroken)
+}
+
+// readRecord returns false for a text that no driver has written.
+func readRecord(text string) (record, bool) {
+	var read record
+	err := json.Unmarshal([]byte(text), &read)
+	isWhole := read.Cluster != "" && read.Name != "" && read.VM != "" && read.Tags[cmi.ClusterTag] == read.Cluster
+	return read, err == nil && isWhole
+}
+
 // isCopy says whether a person made the VM as a copy of the machine's VM: it has the record, but not the place.
 func (r record) isCopy(name, instance string) bool {
-	return name != r.VM && instance != instanceID(r.Cluster, r.Name)
+	return name != r.VM && !r.isIndexed(instance)
 }
+
+// isIndexed says whether vCenter's index has the VM as that of the machine.
+func (r record) isIndexed(instance string) bool { return instance == instanceID(r.Cluster, r.Name) }
+
+// withoutCopies leaves out copies in other folders, which may also have the name of the machine's VM: vCenter gives no two
+// VMs the same instance UUID.
+func withoutCopies(vms []*cmi.VM) []*cmi.VM {
+	indexed := map[string]bool{}
+	for _, vm := range vms {
+		if of := vm.Native.(native); of.isIndexed {
+			indexed[of.record.key()] = true
+		}
+	}
+	return slices.DeleteFunc(vms, func(vm *cmi.VM) bool {
+		of := vm.Native.(native)
+		return !of.isIndexed && indexed[of.record.key()]
+	})
+}
+
+// key identifies the machine object.
+func (r record) key() string { return r.Cluster + "/" + r.VM }
 
 func (r record) option() (types.BaseOptionValue, error) {
 	text, err := json.Marshal(r)

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/vmware/govmomi/session"
@@ -46,6 +47,13 @@ type vcenter struct {
 	all         *sessions
 	// login has the client. Who takes it may log in.
 	login chan *login
+	// first is the first session. It has the user's name in vCenter's tasks.
+	first  atomic.Pointer[types.UserSession]
+	clones *clones
+
+	mutex sync.Mutex
+	// unread are the VMs that the last list has left out.
+	unread map[types.ManagedObjectReference]error
 }
 
 // login is a session.
@@ -73,7 +81,7 @@ func (s *sessions) of(found credentials) (*vcenter, error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if s.open[key] == nil {
-		made := &vcenter{credentials: found, all: s, login: make(chan *login, 1)}
+		made := &vcenter{credentials: found, all: s, login: make(chan *login, 1), clones: newClones()}
 		made.login <- nil
 		s.open[key] = made
 	}
@@ -147,9 +155,14 @@ func (v *vcenter) open(ctx context.Context) (*login, error) {
 	made.use()
 	alive := keepalive.NewHandlerSOAP(transport, v.all.keepAliveEvery, func() error { return v.keepAlive(made, transport) })
 	client.RoundTripper = alive
-	if err := session.NewManager(client).Login(ctx, v.credentials.user()); err != nil {
+	opened, err := methods.Login(ctx, client, &types.Login{
+		This: *client.ServiceContent.SessionManager, UserName: v.credentials.username, Password: v.credentials.password,
+		Locale: session.Locale,
+	})
+	if err != nil {
 		return nil, unconnected(ctx, err)
 	}
+	v.first.CompareAndSwap(nil, &opened.Returnval)
 	return made, nil
 }
 

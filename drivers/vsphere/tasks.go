@@ -39,7 +39,7 @@ func (v *vcenter) run(
 	for wait := firstPoll; ; wait = min(wait*2, lastPoll) {
 		info, err := v.task(ctx, ref)
 		if err != nil {
-			return nil, err
+			return nil, begun(err, "tell how its task "+ref.Value+" ends")
 		}
 		switch info.State {
 		case types.TaskInfoStateSuccess:

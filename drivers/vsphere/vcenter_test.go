@@ -51,12 +51,35 @@ type simulated struct {
 
 	mutex sync.Mutex
 	calls []string
+	// onCall runs before each call.
+	onCall func(method string)
+	// namesUsers says that clone tasks have their users, as in vCenter. Hooks of the suite are processes of the same user.
+	namesUsers bool
+	// isBlind hides all VMs from searches, as vCenter does from a user without rights on them.
+	isBlind bool
 }
 
 func (s *simulated) note(method string) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	s.calls = append(s.calls, method)
+	if s.onCall != nil {
+		s.onCall(method)
+	}
+}
+
+// whileCloning runs a function when the driver reads the first task of a clone.
+func (s *simulated) whileCloning(work func()) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	isCloning := false
+	s.onCall = func(method string) {
+		if isCloning && method == "RetrievePropertiesEx" {
+			isCloning, s.onCall = false, nil
+			work()
+		}
+		isCloning = isCloning || method == "CloneVM_Task"
+	}
 }
 
 // callsOf returns the methods that a function has called.
@@ -114,12 +137,12 @@ func (s *simulated) makeTemplates(t *testing.T) {
 	t.Helper()
 	making := &sync.Mutex{}
 	search := s.model.Map().Get(*s.admin.ServiceContent.SearchIndex).(*simulator.SearchIndex)
-	s.model.Map().Put(&index{search, making})
+	s.model.Map().Put(&index{search, making, s})
 	for _, datacenter := range []string{"DC0", "DC1"} {
 		vm := s.vm(t, "/"+datacenter+"/vm/"+datacenter+"_C0_RP0_VM0")
 		must(t, vm.MarkAsTemplate(t.Context()))
 		known := s.model.Map().Get(vm.Reference()).(*simulator.VirtualMachine)
-		s.model.Map().Put(&limited{known, making})
+		s.model.Map().Put(&limited{known, making, s})
 	}
 }
 
@@ -140,6 +163,7 @@ func (s *simulated) vm(t *testing.T, path string) *object.VirtualMachine {
 type limited struct {
 	*simulator.VirtualMachine
 	making *sync.Mutex
+	of     *simulated
 }
 
 func (l *limited) CloneVMTask(ctx *simulator.Context, request *types.CloneVM_Task) soap.HasFault {
@@ -159,6 +183,9 @@ func (l *limited) CloneVMTask(ctx *simulator.Context, request *types.CloneVM_Tas
 		}
 		return clone.Info.Result, nil
 	})
+	if l.of.namesUsers {
+		task.Info.Reason = &types.TaskReasonUser{UserName: ctx.Session.UserName}
+	}
 	return &methods.CloneVM_TaskBody{Res: &types.CloneVM_TaskResponse{Returnval: task.Run(ctx)}}
 }
 
@@ -166,12 +193,28 @@ func (l *limited) CloneVMTask(ctx *simulator.Context, request *types.CloneVM_Tas
 type index struct {
 	*simulator.SearchIndex
 	making *sync.Mutex
+	of     *simulated
 }
 
 func (i *index) FindByInventoryPath(ctx *simulator.Context, request *types.FindByInventoryPath) soap.HasFault {
 	i.making.Lock()
 	defer i.making.Unlock()
-	return i.SearchIndex.FindByInventoryPath(ctx, request)
+	body := i.SearchIndex.FindByInventoryPath(ctx, request)
+	if found, ok := body.(*methods.FindByInventoryPathBody); ok && i.hides(found.Res.Returnval) {
+		found.Res.Returnval = nil
+	}
+	return body
+}
+
+func (i *index) FindAllByUuid(ctx *simulator.Context, request *types.FindAllByUuid) soap.HasFault {
+	if i.of.isBlind {
+		return &methods.FindAllByUuidBody{Res: new(types.FindAllByUuidResponse)}
+	}
+	return i.SearchIndex.FindAllByUuid(ctx, request)
+}
+
+func (i *index) hides(found *types.ManagedObjectReference) bool {
+	return i.of.isBlind && found != nil && found.Type == vmType
 }
 
 func withoutRoom(ctx *simulator.Context, location types.VirtualMachineRelocateSpec) types.BaseMethodFault {

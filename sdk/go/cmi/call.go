@@ -49,6 +49,11 @@ func StateOf(ctx context.Context) []byte {
 	return found.state
 }
 
+// WithState returns a context with a state, for tests of a back end.
+func WithState(ctx context.Context, state []byte) context.Context {
+	return context.WithValue(ctx, callKey{}, &call{secrets: SecretsOf(ctx), state: state})
+}
+
 func newCall(request any) *call {
 	found := &call{secrets: Secrets{}}
 	for key, value := range secretsIn(request) {
