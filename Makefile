@@ -93,6 +93,7 @@ test-rust:
 test-all: SOAK_SECONDS = 60
 test-all: test-python test-go ## Run everything but e2e-libvirt: long cases, a whole cluster, the container and libvirt drivers, bench-counts and fuzz; two hours.
 	$(SOAK) PROPTEST_CASES=2000 $(TEST) --no-fail-fast -- --include-ignored --exact --skip lifecycle::hold
+	cd drivers/vsphere && CGO_ENABLED=1 go test -race -short ./...
 	$(MAKE) test-container test-cluster test-shipped test-quickstart-container test-libvirt bench-counts fuzz
 
 # The first time it makes a virtual environment in the user's cache folder.
@@ -104,7 +105,7 @@ test-python: ## Run the tests of the kit for drivers in Python and of the Python
 	$(IN_PYTHON) "$$python" -m pytest ../../../sdk/python && "$$python" -m pytest
 
 # The race detector needs a C compiler. A build of govmomi takes a minute of CPU, so the vSphere driver shares the build of
-# its lints. The tests in Rust run the conformance suite against both.
+# its lints here, and has the detector in `make test-all`. The tests in Rust run the conformance suite against both.
 .PHONY: test-go
 test-go: ## Run the tests of the kit for drivers in Go and of the vSphere driver alone.
 	cd sdk/go && CGO_ENABLED=1 go test -race -short ./...
