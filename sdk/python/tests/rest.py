@@ -33,7 +33,7 @@ class Rest(cmi.Backend[Spec]):
         headers = {"Authorization": f"Bearer {call.secrets.need('token')}", "Idempotency-Key": key}
         request = urllib.request.Request(self.api + path, json.dumps(body).encode(), headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=min(60, call.time_left())) as response:
+            with urllib.request.urlopen(request, timeout=call.time_left()) as response:
                 return json.load(response)
         except urllib.error.HTTPError as error:
             with error:

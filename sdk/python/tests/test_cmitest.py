@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,11 @@ def test_hooks_are_served_from_this_process(tmp_path: Path) -> None:
         assert "there is no VM of machine m of cluster c" in failed.value.stderr
     finally:
         stop()
+
+
+def test_a_call_without_a_deadline_leaves_a_time_that_sockets_take() -> None:
+    with socket.socket() as connection:
+        connection.settimeout(cmi.Call().time_left())
 
 
 def test_the_fault_layer_needs_its_own_program(tmp_path: Path) -> None:

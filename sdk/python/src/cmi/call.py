@@ -17,6 +17,9 @@ USER_DATA_KEY = "userData"
 USER_DATA_FORMAT_KEY = "userDataFormat"
 REDACTED = "[redacted]"
 
+# Seconds. A caller without a deadline may not hold a machine's lock for longer.
+LONGEST_CALL = 30 * 60.0
+
 # Shorter values and lines occur in texts by chance.
 _SHORTEST_SECRET = 4
 _SHORTEST_LINE = 12
@@ -68,7 +71,7 @@ class Call:
 
     def time_left(self) -> float:
         """Returns for how many seconds the caller still waits. Pass it to every request of a synchronous back end."""
-        return 0.0 if self.cancelled else max(0.0, self.deadline - time.monotonic())
+        return 0.0 if self.cancelled else max(0.0, min(LONGEST_CALL, self.deadline - time.monotonic()))
 
 
 def secrets_in(request: Any) -> Mapping[str, bytes]:

@@ -12,14 +12,11 @@ from typing import Any
 
 import grpc
 
-from .call import Call, new_call, scrubbed
+from .call import LONGEST_CALL, Call, new_call, scrubbed
 from .errors import Error, Unimplemented, causes, coded
 from .wire import answer
 
 log = logging.getLogger("cmi")
-
-# Seconds. A caller without a deadline may not hold a machine's lock for longer.
-_LONGEST_CALL = 30 * 60.0
 
 
 class Running:
@@ -51,7 +48,7 @@ def rpc(method: Callable[[Any, Call, Any, Any], Awaitable[Any]]) -> Callable[[An
     async def answered(self: Any, request: Any, context: Any) -> Any:
         begun = time.monotonic()
         left = context.time_remaining()
-        call = new_call(request, _LONGEST_CALL if left is None else min(left, _LONGEST_CALL))
+        call = new_call(request, LONGEST_CALL if left is None else min(left, LONGEST_CALL))
 
         def report(level: int, code: str, **more: str) -> None:
             about = {"machine": call.machine} if call.machine else {}
@@ -60,7 +57,7 @@ def rpc(method: Callable[[Any, Call, Any, Any], Awaitable[Any]]) -> Callable[[An
 
         with self.running:
             try:
-                async with asyncio.timeout(_LONGEST_CALL):
+                async with asyncio.timeout(LONGEST_CALL):
                     response = await method(self, call, request, context)
             except asyncio.CancelledError:
                 report(logging.WARNING, "CANCELLED")
