@@ -83,6 +83,10 @@ pub struct Capabilities {
     pub consistency_window: Duration,
     /// The place of a VM's tags in the provider spec.
     pub tag_path: JsonPointer,
+    /// The place in the provider spec where the controller puts the static addresses of a machine, as a list
+    /// of [`super::StaticAddress`]. `None` for a driver that can't set addresses. It must not change while
+    /// there are VMs with static addresses.
+    pub address_path: Option<JsonPointer>,
     /// The fields of the provider spec that [`super::Driver::update_machine`] can change on a living VM.
     pub hot_updatable: Vec<JsonPointer>,
     /// JSON Schema of the provider spec, checked before any call.
@@ -122,6 +126,7 @@ impl Capabilities {
             zones: false,
             consistency_window: Duration::ZERO,
             tag_path: JsonPointer::field("tags"),
+            address_path: None,
             hot_updatable: Vec::new(),
             provider_spec_schema: None,
             list_has_state: false,

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::Deserialize as _;
 use serde_json::{Map, Value};
 
-use super::JsonPointer;
+use super::{JsonPointer, StaticAddress};
 
 /// Secret key of the bootstrap data.
 pub const USER_DATA: &str = "userData";
@@ -98,6 +99,27 @@ impl ProviderSpec {
         }
     }
 
+    /// Removes the static addresses at any place, and the objects that hold nothing else, so that machines of
+    /// one class are equal. The place may be unknown, while its driver is away.
+    pub fn remove_static_addresses(&mut self) {
+        remove_static_addresses(&mut self.0);
+    }
+
+    /// Sets the value at a place. Creates the parents of the place if they do not exist.
+    ///
+    /// # Errors
+    /// The place of the value that is not an object and so prevents this.
+    pub fn set(&mut self, place: &JsonPointer, value: Value) -> Result<(), String> {
+        let parent = match place.parent() {
+            Some(parent) => self.object_at(&parent)?,
+            None => &mut self.0,
+        };
+        if let Some(field) = place.segments().last() {
+            parent.insert(field.clone(), value);
+        }
+        Ok(())
+    }
+
     /// Returns the object at a place. Creates it and its parents if they do not exist.
     ///
     /// # Errors
@@ -115,6 +137,29 @@ impl ProviderSpec {
         }
         Ok(object)
     }
+}
+
+/// Returns whether there were any.
+fn remove_static_addresses(object: &mut Map<String, Value>) -> bool {
+    let is_addresses = |value: &Value| {
+        let addresses = Vec::<StaticAddress>::deserialize(value);
+        addresses.is_ok_and(|addresses| !addresses.is_empty())
+    };
+    let mut removed = false;
+    object.retain(|_, value| {
+        let is_kept = match value {
+            Value::Array(_) => !is_addresses(value),
+            Value::Object(inner) => {
+                let changed = remove_static_addresses(inner);
+                removed |= changed;
+                !(changed && inner.is_empty())
+            }
+            _ => true,
+        };
+        removed |= !is_kept;
+        is_kept
+    });
+    removed
 }
 
 /// The source of a machine.
@@ -165,6 +210,40 @@ mod tests {
             Value::Object(spec.0),
             serde_json::json!({"a": 1, "tags": {"x": 1}, "meta": {"tags": {"y": 2}}})
         );
+    }
+
+    #[test]
+    fn static_addresses_are_removed_at_any_place() {
+        let pool = serde_json::json!({"apiGroup": "g", "kind": "Pool", "name": "p"});
+        let addresses = serde_json::json!([{"address": "10.0.0.2", "prefix": 24, "pool": pool}]);
+        let spec = serde_json::json!({
+            "size": "s", "list": [], "others": [{"address": "10.0.0.2"}], "empty": {},
+            "addresses": addresses, "network": {"static": addresses},
+            "nic": {"model": "virtio", "ips": addresses},
+        });
+        let mut spec: ProviderSpec = serde_json::from_value(spec).unwrap();
+        spec.remove_static_addresses();
+        assert_eq!(
+            Value::Object(spec.0),
+            serde_json::json!({
+                "size": "s", "list": [], "others": [{"address": "10.0.0.2"}], "empty": {},
+                "nic": {"model": "virtio"},
+            })
+        );
+    }
+
+    #[test]
+    fn a_value_is_set_with_its_parents_or_not_at_all() {
+        let mut spec: ProviderSpec = serde_json::from_value(serde_json::json!({"size": "s"})).unwrap();
+        spec.set(&"/a".parse().unwrap(), Value::from(1)).unwrap();
+        spec.set(&"/network/ips".parse().unwrap(), Value::from(2))
+            .unwrap();
+        assert_eq!(
+            spec.set(&"/size/ips".parse().unwrap(), Value::Null),
+            Err("/size".to_owned())
+        );
+        let expected = serde_json::json!({"size": "s", "a": 1, "network": {"ips": 2}});
+        assert_eq!(Value::Object(spec.0), expected);
     }
 
     #[test]

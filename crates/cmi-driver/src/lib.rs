@@ -17,7 +17,8 @@
 //!
 //! # Assumptions a driver may make
 //! * Secrets hold the bootstrap data under [`USER_DATA`] and its format under [`USER_DATA_FORMAT`].
-//! * The provider spec is the user's JSON object with tags and failure domain injected.
+//! * The provider spec is the user's JSON object with tags, failure domain and static addresses
+//!   injected.
 
 mod calls;
 mod capabilities;
@@ -33,6 +34,7 @@ mod redact;
 mod request;
 pub mod secret_forms;
 mod spec_schema;
+mod static_address;
 mod status;
 pub mod tags;
 
@@ -49,6 +51,7 @@ pub use messages::*;
 pub use operation::Operation;
 pub use request::Request;
 pub use spec_schema::{InvalidSpecSchema, SpecSchema};
+pub use static_address::{AddressPool, StaticAddress};
 pub use status::{ParseStatusError, Status};
 
 /// The result of a call: the response, or a [`Status`] that describes the failure.

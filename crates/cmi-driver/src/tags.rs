@@ -33,6 +33,9 @@ pub enum ReservedKey {
     /// The user set the zone where only the Machine may.
     #[error("providerSpec/failureDomain is reserved: set spec.failureDomain of the Machine instead")]
     FailureDomain,
+    /// The user set the static addresses, or a value that is no object is above their place.
+    #[error("providerSpec{0} is reserved for static addresses: set spec.addressesFromPools instead")]
+    Addresses(String),
 }
 
 /// Checks that a user's spec leaves the keys free that the controller sets for a driver with these
@@ -52,5 +55,8 @@ pub fn check_free(spec: &ProviderSpec, capabilities: &Capabilities) -> Result<()
     if capabilities.zones && spec.0.contains_key(FAILURE_DOMAIN) {
         return Err(ReservedKey::FailureDomain);
     }
-    Ok(())
+    match &capabilities.address_path {
+        Some(place) if spec.get(place).is_some() => Err(ReservedKey::Addresses(place.to_string())),
+        Some(_) | None => Ok(()),
+    }
 }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::access;
 use super::cloud::Cloud;
 use super::commands::{self, Bootstrap, VmSelector};
-use super::spec::{LABELS, TAGS, Tagged, VmSpec};
+use super::spec::{LABELS, NETWORK_ADDRESSES, TAGS, Tagged, VmSpec};
 use super::vm::UserData;
 use super::{Call, NAME, SimulatedDriver, migration, schema, volumes};
 use cmi_driver::{
@@ -114,6 +114,7 @@ impl Driver for SimulatedDriver {
                 zones: !self.config.zones.is_empty(),
                 consistency_window: self.config.consistency_window(),
                 tag_path,
+                address_path: Some(JsonPointer::field(NETWORK_ADDRESSES)),
                 hot_updatable: hot_updatable.filter(|_| updates).collect(),
                 provider_spec_schema: Some(SpecSchema::new(schema::of(&self.config))),
                 list_has_state: self.config.list_has_state,

@@ -173,6 +173,10 @@ fn difference(vm: &Vm, spec: &VmSpec, root_fs_gb: Option<u32>) -> Option<&'stati
         ),
         (tags::FAILURE_DOMAIN, spec.zone.is_none() || spec.zone == vm.zone),
         (spec::TAGS, others(&vm.tags).eq(others(&spec.tags))),
+        (
+            spec::NETWORK_ADDRESSES,
+            vm.static_addresses == spec.static_addresses,
+        ),
     ]
     .into_iter()
     .find_map(|(field, same)| (!same).then_some(field))
@@ -246,6 +250,7 @@ fn order(
         zone,
         address,
         address_from,
+        static_addresses: spec.static_addresses.clone(),
         set_addresses: None,
         // Where InitializeMachine is not offered, the order sets it.
         source_dest_check: config.supports(Operation::InitializeMachine) || spec.source_dest_check,

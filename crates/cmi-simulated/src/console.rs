@@ -119,6 +119,7 @@ impl CloudConsole {
                 zone: planted.zone,
                 address: None,
                 address_from: None,
+                static_addresses: Vec::new(),
                 set_addresses: None,
                 source_dest_check: true,
                 user_data: UserData::from(planted.user_data.as_slice()),

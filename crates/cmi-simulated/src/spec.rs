@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::Deserialize as _;
 use serde_json::{Map, Value};
 
 use super::config::{Pool, SimulatedConfig, Size};
-use cmi_driver::{Code, ProviderSpec, Result, Status, tags};
+use cmi_driver::{Code, ProviderSpec, Result, StaticAddress, Status, tags};
 
 /// The fields that there are.
-const FIELDS: [&str; 7] = [
+const FIELDS: [&str; 8] = [
     VM_POOL,
     SIZE,
     ROOT_FS_SIZE,
@@ -16,6 +17,7 @@ const FIELDS: [&str; 7] = [
     SOURCE_DEST_CHECK,
     TAGS,
     LABELS,
+    NETWORK_ADDRESSES,
 ];
 /// The pool that the VM takes a place of. Required.
 pub const VM_POOL: &str = "vmPool";
@@ -30,6 +32,8 @@ pub const SOURCE_DEST_CHECK: &str = "sourceDestCheck";
 pub const TAGS: &str = "tags";
 /// The VM's labels; they can be changed during its life.
 pub const LABELS: &str = "labels";
+/// The VM's static addresses, which the provider sets.
+pub const NETWORK_ADDRESSES: &str = "networkAddresses";
 
 /// A provider spec whose fields have the right types.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,6 +52,8 @@ pub struct VmSpec {
     pub tags: BTreeMap<String, String>,
     /// The VM's labels.
     pub labels: BTreeMap<String, String>,
+    /// The VM's static addresses.
+    pub static_addresses: Vec<StaticAddress>,
 }
 
 /// The tags that a call needs.
@@ -120,6 +126,7 @@ impl VmSpec {
             source_dest_check: switch(object, SOURCE_DEST_CHECK)?.unwrap_or(true),
             tags,
             labels: texts(object, LABELS)?,
+            static_addresses: static_addresses(object)?,
         })
     }
 
@@ -230,6 +237,15 @@ fn gigabytes(value: &Value) -> Result<u64> {
             "has to be a whole number of GB, and not negative",
         )
     })
+}
+
+fn static_addresses(object: &Map<String, Value>) -> Result<Vec<StaticAddress>> {
+    let given = object.get(NETWORK_ADDRESSES).map(Vec::deserialize).transpose();
+    let given = given.map_err(|error| {
+        let place = format!("/{NETWORK_ADDRESSES}");
+        invalid(&place, &format!("has to be a list of addresses: {error}"))
+    })?;
+    Ok(given.unwrap_or_default())
 }
 
 fn texts(object: &Map<String, Value>, field: &str) -> Result<BTreeMap<String, String>> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use uuid::Uuid;
 
 use super::clock::Instant;
 use cmi_driver::{
-    Address, AddressType, ListedMachine, Machine, PowerState, ProviderId, ProviderIdError, tags,
+    Address, AddressType, ListedMachine, Machine, PowerState, ProviderId, ProviderIdError, StaticAddress,
+    tags,
 };
 
 const SCHEME: &str = "simulated://";
@@ -141,6 +142,9 @@ pub struct Vm {
     /// From when the driver knows its address; always, if not set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address_from: Option<Instant>,
+    /// The addresses that its order has set, instead of one from the pool's subnet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub static_addresses: Vec<StaticAddress>,
     /// The addresses that its guest has instead, if they were set at the console.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub set_addresses: Option<Vec<Address>>,
@@ -220,7 +224,10 @@ impl Vm {
             return addresses.clone();
         }
         let is_known = self.address_from.is_none_or(|from| from <= now);
-        let internal = self.address.filter(|_| is_known).map(|address| Address {
+        let given = self.static_addresses.iter().map(|given| given.address);
+        let own = self.address.map(IpAddr::from);
+        let own = own.filter(|_| self.static_addresses.is_empty());
+        let internal = given.chain(own).filter(|_| is_known).map(|address| Address {
             kind: AddressType::InternalIP,
             address: address.to_string(),
         });
@@ -228,7 +235,7 @@ impl Vm {
             kind: AddressType::Hostname,
             address: self.name.clone(),
         };
-        let addresses = internal.into_iter().chain([hostname]);
+        let addresses = internal.chain([hostname]);
         addresses.filter(|address| !address.address.is_empty()).collect()
     }
 
@@ -283,6 +290,7 @@ pub mod tests {
             zone: Some("zone-a".to_owned()),
             address: None,
             address_from: None,
+            static_addresses: Vec::new(),
             set_addresses: None,
             source_dest_check: true,
             user_data: UserData::from(b"canary".as_slice()),

@@ -72,6 +72,11 @@ impl From<&Capabilities> for Declaration {
                     .map(|schema| schema.as_json().to_string().into_bytes())
                     .unwrap_or_default(),
                 list_has_state: capabilities.list_has_state,
+                address_path: capabilities
+                    .address_path
+                    .as_ref()
+                    .map(ToString::to_string)
+                    .unwrap_or_default(),
             }),
         }
     }
@@ -99,6 +104,9 @@ impl TryFrom<Declaration> for Capabilities {
         capabilities.consistency_window = window(extension.consistency_window)?;
         if let Some(path) = Field("tag_path").optional_text(extension.tag_path, POINTER)? {
             capabilities.tag_path = pointer(Field("tag_path"), &path)?;
+        }
+        if let Some(path) = Field("address_path").optional_text(extension.address_path, POINTER)? {
+            capabilities.address_path = Some(pointer(Field("address_path"), &path)?);
         }
         let places = extension.hot_updatable.into_iter();
         capabilities.hot_updatable = places

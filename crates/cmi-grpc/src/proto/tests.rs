@@ -284,7 +284,8 @@ fn the_extension_keeps_its_names_and_numbers() {
             "GetExtensionCapabilitiesRequest: ",
             "GetExtensionCapabilitiesResponse: repeated .capcmi.v1.GetExtensionCapabilitiesResponse.Call \
                 calls 1, bool zones 2, .google.protobuf.Duration consistency_window 3, string tag_path 4, \
-             repeated string hot_updatable 5, bytes provider_spec_schema 6, bool list_has_state 8",
+             repeated string hot_updatable 5, bytes provider_spec_schema 6, bool list_has_state 8, \
+             string address_path 9",
             "enum GetExtensionCapabilitiesResponse.Call: CALL_UNSPECIFIED 0, INITIALIZE_MACHINE 1, \
                 UPDATE_MACHINE 2, GENERATE_MACHINE_CLASS_FOR_MIGRATION 3, GET_MACHINE 4, LIST_MACHINES_PAGED \
                 5, LIST_ZONES 6, DESCRIBE_CLASS 7, RESTART_MACHINE 8, GET_CONSOLE 9",

@@ -140,6 +140,7 @@ impl std::fmt::Display for DriverInfo {
             zones,
             consistency_window,
             tag_path,
+            address_path,
             hot_updatable,
             provider_spec_schema,
             list_has_state,
@@ -172,6 +173,10 @@ impl std::fmt::Display for DriverInfo {
                 format!("{} s", consistency_window.as_secs_f64()),
             ),
             ("tags at", tag_path.to_string()),
+            (
+                "addresses at",
+                or_none(address_path.as_ref().map(ToString::to_string).unwrap_or_default()),
+            ),
             ("hot-updatable", or_none(places.join(", "))),
             ("state in lists", yes_or_no(*list_has_state).to_owned()),
         ];

@@ -309,12 +309,13 @@ pub(super) fn capabilities() -> impl Strategy<Value = Capabilities> {
         operations,
         any::<[bool; 2]>(),
         window,
-        pointer(),
+        (pointer(), option::of(pointer())),
         vec(pointer(), 0..4),
         schema,
     )
         .prop_map(
-            |(operations, flags, (seconds, nanos), tag_path, hot_updatable, provider_spec_schema)| {
+            |(operations, flags, (seconds, nanos), places, hot_updatable, provider_spec_schema)| {
+                let (tag_path, address_path) = places;
                 let [zones, list_has_state] = flags;
                 Capabilities {
                     operations,
@@ -322,6 +323,7 @@ pub(super) fn capabilities() -> impl Strategy<Value = Capabilities> {
                     list_has_state,
                     consistency_window: Duration::new(seconds, nanos),
                     tag_path,
+                    address_path,
                     hot_updatable,
                     provider_spec_schema: provider_spec_schema.map(SpecSchema::new),
                 }

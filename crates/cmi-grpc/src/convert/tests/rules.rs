@@ -276,6 +276,13 @@ fn what_an_extension_says_of_itself_has_to_make_sense() {
         ),
         (
             Extension {
+                address_path: "ips".to_owned(),
+                ..Extension::default()
+            },
+            "field address_path is not a JSON pointer to a field",
+        ),
+        (
+            Extension {
                 hot_updatable: vec![String::new()],
                 ..Extension::default()
             },

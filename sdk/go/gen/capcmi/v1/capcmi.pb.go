@@ -308,7 +308,12 @@ type GetExtensionCapabilitiesResponse struct {
 	// GetMachine. The client then looks up a machine only where the list differs from the last look-up. The
 	// client lists every minute, so the list SHOULD take one pass over the back end for any number of
 	// machines.
-	ListHasState  bool `protobuf:"varint,8,opt,name=list_has_state,json=listHasState,proto3" json:"list_has_state,omitempty"`
+	ListHasState bool `protobuf:"varint,8,opt,name=list_has_state,json=listHasState,proto3" json:"list_has_state,omitempty"`
+	// JSON pointer to the static addresses in the provider spec. The client puts the addresses of a machine there
+	// before it creates the machine, as a list of objects: `address`, `prefix`, OPTIONAL `gateway`, OPTIONAL
+	// `network`, and `pool` with `apiGroup`, `kind` and `name`. Empty: the plugin can't set addresses. It MUST NOT
+	// change while there are machines with static addresses. At most 512 bytes.
+	AddressPath   string `protobuf:"bytes,9,opt,name=address_path,json=addressPath,proto3" json:"address_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -390,6 +395,13 @@ func (x *GetExtensionCapabilitiesResponse) GetListHasState() bool {
 		return x.ListHasState
 	}
 	return false
+}
+
+func (x *GetExtensionCapabilitiesResponse) GetAddressPath() string {
+	if x != nil {
+		return x.AddressPath
+	}
+	return ""
 }
 
 // A machine that exists.
@@ -1680,7 +1692,7 @@ var File_capcmi_v1_capcmi_proto protoreflect.FileDescriptor
 const file_capcmi_v1_capcmi_proto_rawDesc = "" +
 	"\n" +
 	"\x16capcmi/v1/capcmi.proto\x12\tcapcmi.v1\x1a\x10cmi/v1/cmi.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"!\n" +
-	"\x1fGetExtensionCapabilitiesRequest\"\xe5\x04\n" +
+	"\x1fGetExtensionCapabilitiesRequest\"\x88\x05\n" +
 	" GetExtensionCapabilitiesResponse\x12F\n" +
 	"\x05calls\x18\x01 \x03(\x0e20.capcmi.v1.GetExtensionCapabilitiesResponse.CallR\x05calls\x12\x14\n" +
 	"\x05zones\x18\x02 \x01(\bR\x05zones\x12H\n" +
@@ -1688,7 +1700,8 @@ const file_capcmi_v1_capcmi_proto_rawDesc = "" +
 	"\btag_path\x18\x04 \x01(\tR\atagPath\x12#\n" +
 	"\rhot_updatable\x18\x05 \x03(\tR\fhotUpdatable\x120\n" +
 	"\x14provider_spec_schema\x18\x06 \x01(\fR\x12providerSpecSchema\x12$\n" +
-	"\x0elist_has_state\x18\b \x01(\bR\flistHasState\"\xe6\x01\n" +
+	"\x0elist_has_state\x18\b \x01(\bR\flistHasState\x12!\n" +
+	"\faddress_path\x18\t \x01(\tR\vaddressPath\"\xe6\x01\n" +
 	"\x04Call\x12\x14\n" +
 	"\x10CALL_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12INITIALIZE_MACHINE\x10\x01\x12\x12\n" +

@@ -32,7 +32,7 @@ class GetExtensionCapabilitiesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetExtensionCapabilitiesResponse(_message.Message):
-    __slots__ = ("calls", "zones", "consistency_window", "tag_path", "hot_updatable", "provider_spec_schema", "list_has_state")
+    __slots__ = ("calls", "zones", "consistency_window", "tag_path", "hot_updatable", "provider_spec_schema", "list_has_state", "address_path")
     class Call(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CALL_UNSPECIFIED: _ClassVar[GetExtensionCapabilitiesResponse.Call]
@@ -62,6 +62,7 @@ class GetExtensionCapabilitiesResponse(_message.Message):
     HOT_UPDATABLE_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_SPEC_SCHEMA_FIELD_NUMBER: _ClassVar[int]
     LIST_HAS_STATE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_PATH_FIELD_NUMBER: _ClassVar[int]
     calls: _containers.RepeatedScalarFieldContainer[GetExtensionCapabilitiesResponse.Call]
     zones: bool
     consistency_window: _duration_pb2.Duration
@@ -69,7 +70,8 @@ class GetExtensionCapabilitiesResponse(_message.Message):
     hot_updatable: _containers.RepeatedScalarFieldContainer[str]
     provider_spec_schema: bytes
     list_has_state: bool
-    def __init__(self, calls: _Optional[_Iterable[_Union[GetExtensionCapabilitiesResponse.Call, str]]] = ..., zones: _Optional[bool] = ..., consistency_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., tag_path: _Optional[str] = ..., hot_updatable: _Optional[_Iterable[str]] = ..., provider_spec_schema: _Optional[bytes] = ..., list_has_state: _Optional[bool] = ...) -> None: ...
+    address_path: str
+    def __init__(self, calls: _Optional[_Iterable[_Union[GetExtensionCapabilitiesResponse.Call, str]]] = ..., zones: _Optional[bool] = ..., consistency_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., tag_path: _Optional[str] = ..., hot_updatable: _Optional[_Iterable[str]] = ..., provider_spec_schema: _Optional[bytes] = ..., list_has_state: _Optional[bool] = ..., address_path: _Optional[str] = ...) -> None: ...
 
 class Machine(_message.Message):
     __slots__ = ("provider_id", "node_name", "addresses", "power_state", "failure_domain", "last_known_state")
