@@ -11,6 +11,7 @@ pub mod conditions;
 mod deserialize_guard;
 mod fingerprint;
 pub mod identity;
+pub mod ipam;
 pub mod labels;
 mod object_meta;
 mod pause;
@@ -32,5 +33,7 @@ pub const GROUP: &str = "infrastructure.capcmi.io";
 pub const VERSION: &str = "v1alpha1";
 /// Finalizer that keeps an InfraMachine until its VM is gone.
 pub const MACHINE_FINALIZER: &str = "infrastructure.capcmi.io/inframachine";
+/// Finalizer that keeps an IPAddressClaim until the VM that has its address is gone.
+pub const ADDRESS_CLAIM_FINALIZER: &str = "infrastructure.capcmi.io/ipaddressclaim";
 /// Finalizer that keeps an InfraCluster while its Cluster or a machine of the Cluster exists.
 pub const CLUSTER_FINALIZER: &str = "infrastructure.capcmi.io/infracluster";

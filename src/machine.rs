@@ -3,6 +3,7 @@
 //! The controller knows Kubernetes and the driver trait, but no concrete driver. [`mod@plan`] holds every
 //! rule of the contract and is pure. Only [`object::Object`] writes.
 
+mod claims;
 mod context;
 mod execute;
 #[cfg(test)]
@@ -69,18 +70,22 @@ async fn reconcile_machine(
 ) -> Result<Action, Error> {
     let uid = queued.metadata.uid();
     let machine = ctx.states.newest(uid, || cached(ctx, queued));
-    let (gathered, plan) = gather_and_plan(ctx, &machine).await;
+    let (gathered, plan) = gather_and_plan(ctx, &machine).await?;
     let mut object = Object::new(ctx, Arc::clone(&machine), has_status);
     let execution = execute(ctx, &mut object, &gathered, plan).await?;
     publish(ctx, &machine, &mut object, &gathered, execution.outcome).await
 }
 
 /// Reads the state of a machine and plans the next action.
-async fn gather_and_plan(ctx: &Context, machine: &InfraMachine) -> (Gathered, Plan) {
-    let gathered = gather(ctx, machine).await;
-    let plan = plan(machine, &gathered.observed);
-    let plan = check_policies(ctx, machine, &gathered, plan).await;
-    (gathered, plan)
+async fn gather_and_plan(ctx: &Context, machine: &InfraMachine) -> Result<(Gathered, Plan), Error> {
+    let mut gathered = gather(ctx, machine).await;
+    let mut next = plan(machine, &gathered.observed);
+    if matches!(next, Plan::ReadClaims) {
+        gathered.observed.claims = Some(claims::read(ctx, machine).await?);
+        next = plan(machine, &gathered.observed);
+    }
+    let next = check_policies(ctx, machine, &gathered, next).await;
+    Ok((gathered, next))
 }
 
 /// Returns the plan. Returns a wait instead when the plan depends on an identity that may be forged.

@@ -19,5 +19,8 @@ pub fn watch_filter(metadata: &ObjectMeta) -> Option<&str> {
     Some(metadata.labels.as_ref()?.get(WATCH_FILTER)?)
 }
 
+/// Label of the IPAddressClaims of this provider, without a value. The provider watches no others.
+pub const ADDRESS_CLAIM: &str = "infrastructure.capcmi.io/inframachine";
+
 /// Label of an object without an owning Cluster, any value: `clusterctl move` moves the object anyway.
 pub const MOVE: &str = "clusterctl.cluster.x-k8s.io/move";

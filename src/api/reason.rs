@@ -123,6 +123,17 @@ reasons! {
         "The Machine names no bootstrap data Secret yet.",
         Some("Workers wait until the control plane is initialized. If this lasts, check the conditions of \
             the Machine, its bootstrap config and the control plane.");
+    WAITING_FOR_ADDRESS = "WaitingForAddress",
+        "The IPAM provider has not allocated the address that the VM needs.",
+        Some("Resolve the reason that the IPAddressClaim in the message reports, such as `PoolExhausted`. \
+            Without a reason, check that the pool exists and its IPAM provider runs.");
+    ADDRESS_CLAIM_REFUSED = "AddressClaimRefused",
+        "The API server refuses the IPAddressClaim of the machine, or does not serve the kind.",
+        Some("Resolve the error in the message.");
+    ADDRESS_CLAIM_INVALID = "AddressClaimInvalid",
+        "The IPAddressClaim with the machine's name belongs to another object, or its IPAddress is not \
+            valid.",
+        Some("Delete the object in the message, if nothing else needs it.");
     WAITING_FOR_OWNER = "WaitingForOwner",
         "The object has no Machine or Cluster as owner, or the owner does not exist.",
         Some("Correct `spec.infrastructureRef` of the owner, restore the owner, or delete the object.");

@@ -16,8 +16,9 @@ pub use infra_cluster::{
     InfraClusterTemplate, InfraClusterTemplateResource, InfraClusterTemplateSpec,
 };
 pub use infra_machine::{
-    InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus, LastOperation,
-    MachineAddress, NotReadyTaint, OperationState, OperationType, PowerPolicy, SecretReference,
+    AddressFromPool, InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus,
+    LastOperation, MachineAddress, NotReadyTaint, OperationState, OperationType, PowerPolicy,
+    SecretReference,
 };
 pub use remediation::{
     InfraMachineRemediation, InfraMachineRemediationSpec, InfraMachineRemediationStatus,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use kube::Client;
 use kube::runtime::reflector::ObjectRef;
+use tokio::sync::Notify;
 
 use super::outcome::Outcome;
 use super::runtime_state::RuntimeStates;
@@ -44,6 +45,8 @@ pub struct Context {
     pub policies: Arc<AdmissionPolicies>,
     /// Enqueues a machine.
     pub enqueue: Enqueue,
+    /// Notified when a machine waits for a static address. Claims are watched from the first time.
+    pub claims_wanted: Arc<Notify>,
 }
 
 /// A reference to a machine.

@@ -12,11 +12,11 @@ mod shut_down;
 mod update;
 mod vm;
 
-use super::Context;
 use super::gather::Gathered;
 use super::object::Object;
 use super::outcome::{Failure, Outcome};
 use super::plan::{DriverPlan, Plan};
+use super::{Context, claims};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{ObjectMetaExt as _, conditions};
 use crate::apiserver::secrets::Redactor;
@@ -74,6 +74,13 @@ pub async fn execute<'a>(
                 "the finalizer of a machine with a VM was removed; added it again"
             );
             return Ok(Outcome::Waiting(None).into());
+        }
+        Plan::ReadClaims => return Ok(Outcome::NoOp("the claims were not read").into()),
+        Plan::Claim(mut plan) => {
+            if let Some(record) = plan.record.take() {
+                object.ensure_finalizer_and_record(&record).await?;
+            }
+            return Ok(claims::claim(ctx, object.get(), *plan).await?.into());
         }
         Plan::ReportInPlaceUpdate => {
             object.record_in_place_update().await?;

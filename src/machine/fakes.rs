@@ -159,6 +159,7 @@ impl Server {
             events: Events::new(client, "test".to_owned()),
             metrics: Arc::new(Metrics::new()),
             enqueue: Arc::new(|_| {}),
+            claims_wanted: Arc::default(),
         }
     }
 }

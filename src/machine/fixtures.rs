@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::outcome::RetryTrigger;
-use super::plan::{self, Observed, Owner, Plan, ProviderIdConflict};
+use super::plan::{self, Observed, ObservedClaim, Owner, Plan, ProviderIdConflict};
 use super::runtime_state::{
     Hint, LookUpHint, Presence, Retry, RetryCondition, RuntimeState, UnimplementedCall,
 };
@@ -20,8 +20,8 @@ use crate::api::cluster_api::{
 use crate::api::conditions::{self, ConditionStatus};
 use crate::api::identity::{self, MadeFrom, VmRecord, VmState};
 use crate::api::v1alpha1::{
-    InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus, LastOperation,
-    OperationState, OperationType, PowerPolicy, SecretReference,
+    AddressFromPool, InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus,
+    LastOperation, OperationState, OperationType, PowerPolicy, SecretReference,
 };
 use crate::api::{GROUP, MACHINE_FINALIZER, annotations};
 use crate::driver::{DriverState, KnownDriver, ResolveError, StableReachability};
@@ -104,6 +104,18 @@ impl MachineFixture {
 
     pub fn configured_driver(mut self, name: &str) -> Self {
         self.0.spec.driver = Some(name.to_owned());
+        self
+    }
+
+    /// Sets pools of the kind `Pool` with these names.
+    pub fn pools(mut self, names: &[&str]) -> Self {
+        let pool = |name: &&str| AddressFromPool {
+            api_group: "ipam.example.com".to_owned(),
+            kind: "Pool".to_owned(),
+            name: (*name).to_owned(),
+            network: None,
+        };
+        self.0.spec.addresses_from_pools = names.iter().map(pool).collect();
         self
     }
 
@@ -315,6 +327,7 @@ pub struct World {
     driver_is: DriverIs,
     violation: Option<String>,
     conflict: ProviderIdConflict,
+    claims: Option<Vec<ObservedClaim>>,
     pub state: RuntimeState,
     instant: Instant,
     now: Timestamp,
@@ -354,6 +367,7 @@ pub fn world() -> World {
         driver_is: DriverIs::Known,
         violation: None,
         conflict: ProviderIdConflict::None,
+        claims: None,
         state: RuntimeState::default(),
         instant: Instant::now(),
         now: now(),
@@ -467,6 +481,11 @@ impl World {
 
     pub fn violating(mut self, what: &str) -> Self {
         self.violation = Some(what.to_owned());
+        self
+    }
+
+    pub fn claims(mut self, claims: impl IntoIterator<Item = ObservedClaim>) -> Self {
+        self.claims = Some(claims.into_iter().collect());
         self
     }
 
@@ -613,6 +632,7 @@ impl World {
             driver,
             violation: self.violation.clone(),
             conflict: self.conflict.clone(),
+            claims: self.claims.clone(),
             state,
             inputs: INPUTS,
             connection_generation: CONNECTION_GENERATION,

@@ -1,5 +1,6 @@
 //! Reads the input of one reconcile from caches and runtime state. The only request is for a driver's
-//! capabilities, once for all machines.
+//! capabilities, once for all machines. If the plan needs them, [`super::claims`] reads the claims of static
+//! addresses.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -72,6 +73,7 @@ pub async fn gather(ctx: &Context, machine: &InfraMachine) -> Gathered {
             violation: violation(machine, &driver),
             driver,
             conflict: conflict(ctx, machine),
+            claims: None,
             state,
             inputs,
             connection_generation,
@@ -215,6 +217,7 @@ fn inputs(machine: &InfraMachine, owner: Option<&Machine>) -> u64 {
         provider_id: _,
         driver,
         provider_spec,
+        addresses_from_pools,
         secret_ref,
         creation_timeout_seconds,
         shutdown_timeout_seconds,
@@ -222,7 +225,7 @@ fn inputs(machine: &InfraMachine, owner: Option<&Machine>) -> u64 {
         not_ready_taint: _,
     } = &machine.spec;
     let secret = secret_ref.as_ref().map(|secret| &secret.name);
-    (driver, provider_spec, secret).hash(&mut hasher);
+    (driver, provider_spec, addresses_from_pools, secret).hash(&mut hasher);
     (creation_timeout_seconds, shutdown_timeout_seconds, power_policy).hash(&mut hasher);
     machine.metadata.deletion_timestamp.is_some().hash(&mut hasher);
     let annotations = machine.metadata.annotations.iter().flatten();

@@ -10,10 +10,11 @@ use kube::api::GetParams;
 use kube::core::Request;
 use kube::core::error_boundary::InvalidObject;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::object::HasStatus;
 use super::{Context, reconcile_machine};
-use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
+use crate::api::v1alpha1::{AddressFromPool, InfraMachine, InfraMachineSpec};
 use crate::api::{self, DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::{Error, NewEvent};
 use crate::reconcile::Action;
@@ -54,6 +55,7 @@ async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Er
     Ok(InfraMachine {
         spec: InfraMachineSpec {
             provider_id: provider_id(&text),
+            addresses_from_pools: pools(&text),
             ..InfraMachineSpec::default()
         },
         metadata: live,
@@ -77,6 +79,26 @@ fn provider_id(object: &str) -> Option<String> {
     Some(spec.provider_id)
 }
 
+/// Returns the pools in an object's spec: their number gives the claims to release.
+fn pools(object: &str) -> Vec<AddressFromPool> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Spec {
+        addresses_from_pools: Vec<IgnoredAny>,
+    }
+    #[derive(Deserialize)]
+    struct Object {
+        spec: Spec,
+    }
+    let read = serde_json::from_str(object).ok();
+    let pools = read.map(|Object { spec }| spec.addresses_from_pools);
+    pools
+        .into_iter()
+        .flatten()
+        .map(|_| AddressFromPool::default())
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,8 +109,10 @@ mod tests {
         let object =
             format!(r#"{{"spec": {{"driver": [], "providerSpec": {deep}, "providerID": "sim://1"}}}}"#);
         assert_eq!(provider_id(&object).as_deref(), Some("sim://1"));
+        let two = format!(r#"{{"spec": {{"driver": [], "addressesFromPools": [{deep}, "x"]}}}}"#);
+        assert_eq!(pools(&two).len(), 2);
         for nothing in ["{}", r#"{"spec": "text"}"#, r#"{"spec": {"providerID": 1}}"#] {
-            assert_eq!(provider_id(nothing), None);
+            assert_eq!((provider_id(nothing), pools(nothing)), (None, Vec::new()));
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! [`plan`] is total: for every object and every observation there is exactly one [`Plan`].
 
+mod addresses;
 mod adoption;
 mod deletion;
 mod kinds;
@@ -11,20 +12,23 @@ mod provisioned;
 mod tests;
 mod waits;
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::time::Instant;
 
+pub use self::addresses::{ObservedClaim, refused};
 pub use self::adoption::{LOOK_UP_INTERVAL, cannot_look_up};
 pub use self::deletion::SHUT_DOWN_TRIES;
 pub use self::kinds::{
-    Adopt, Delete, DriverPlan, Initialize, PendingCreate, Plan, Provision, Refresh, RequiredPolicyCheck,
-    ShutDown, Update,
+    Adopt, Claim, Delete, DriverPlan, Initialize, PendingCreate, Plan, Provision, Refresh,
+    RequiredPolicyCheck, ShutDown, Update,
 };
 pub use self::waits::{poll_interval, restored};
 
+use self::addresses::{with_claimed_addresses, with_recorded_addresses};
 use self::adoption::{obstacle, plan_adoption};
 use self::deletion::{pending_create, plan_deletion};
 use self::provisioned::plan_provisioned;
@@ -65,6 +69,8 @@ pub struct Observed {
     pub violation: Option<String>,
     /// A conflict with another InfraMachine that has the same providerID, during an adoption.
     pub conflict: ProviderIdConflict,
+    /// The claims for the pools of the spec, in their order. `None` if they were not read.
+    pub claims: Option<Vec<ObservedClaim>>,
     /// The state from earlier reconciles.
     pub state: RuntimeState,
     /// Fingerprint of everything that may change the outcome of a failed call.
@@ -209,16 +215,23 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
         }
         (None, wanted) => plan_known(machine, observed, driver, &record, wanted),
         (Some(bootstrap), Ok(wanted)) => {
-            plan_provisioning(machine, observed, driver, record, wanted, bootstrap)
+            plan_provisioning(machine, owner, observed, driver, record, wanted, bootstrap)
         }
-        (Some(_), Err(invalid)) if driver.is_current => Outcome::Refused {
+        (Some(_), Err(invalid)) => refuse(invalid, driver),
+    }
+}
+
+/// Refuses a spec, if the driver's capabilities are current.
+fn refuse(invalid: InvalidSpec, driver: &KnownDriver) -> Plan {
+    if driver.is_current {
+        return Outcome::Refused {
             invalid,
             requeue_after: None,
         }
-        .into(),
-        // The driver's capabilities are queried first, and the machine is woken by the answer.
-        (Some(_), Err(_)) => Outcome::Waiting(Some(PERMIT_WAIT)).into(),
+        .into();
     }
+    // The driver's capabilities are queried first, and the machine is woken by the answer.
+    Outcome::Waiting(Some(PERMIT_WAIT)).into()
 }
 
 /// Plans a machine that lacks its owner Machine or its Cluster. The report waits for a grace period: Cluster
@@ -350,6 +363,7 @@ fn infrastructure_is_missing(cluster: &Cluster, why_not: Option<&str>) -> String
 
 fn plan_provisioning(
     machine: &InfraMachine,
+    owner: &Machine,
     observed: &Observed,
     driver: &KnownDriver,
     record: VmRecord,
@@ -359,6 +373,10 @@ fn plan_provisioning(
     if let Some(wait) = retry_wait(observed) {
         return Outcome::Waiting(wait.requeue_after()).into();
     }
+    let wanted = match with_claimed_addresses(machine, owner, observed, driver, &record, wanted) {
+        ControlFlow::Continue(wanted) => wanted,
+        ControlFlow::Break(plan) => return plan,
+    };
     let look_up = match (record.state, &record.made_from) {
         (VmState::Creating { .. }, Some(made)) => made.provider_spec.clone(),
         _ => wanted.clone(),
@@ -509,12 +527,13 @@ fn wanted_spec(
             .map_err(InvalidSpec::Violation)?
             .unwrap_or_else(|| IdentityTags::own(&record.cluster, role, &record.machine))
     };
-    identity::tagged_spec(
+    let spec = identity::tagged_spec(
         &ProviderSpec(machine.spec.provider_spec.clone()),
         &driver.capabilities,
         &tags,
         owner.spec.failure_domain.as_deref(),
-    )
+    )?;
+    with_recorded_addresses(spec, record, &driver.capabilities)
 }
 
 fn role_of(owner: &Machine) -> Role {

@@ -5,6 +5,7 @@
 
 mod cached;
 mod changed_clusters;
+mod claims;
 mod clusters;
 mod drains;
 mod driver_reachability;
@@ -215,6 +216,7 @@ impl Controllers {
             metrics: Arc::clone(&metrics),
             policies,
             enqueue: enqueue(&infra_machine_queue),
+            claims_wanted: Arc::default(),
         });
         Self {
             client,
@@ -371,7 +373,7 @@ impl Controllers {
 
     /// The work of the leader that reconciles no object.
     fn background(self: &Arc<Self>) -> Vec<Task> {
-        let [inventory, refresh, orphans, drivers] = [(); 4].map(|()| Arc::clone(self));
+        let [inventory, refresh, orphans, drivers, claims] = [(); 5].map(|()| Arc::clone(self));
         vec![
             Task::new("the inventory", async move { inventory.run_inventory().await }),
             Task::new("the refresh of machines", async move {
@@ -380,6 +382,9 @@ impl Controllers {
             Task::new("the orphan scan", async move { orphans.run_orphans().await }),
             Task::new("the reachability of drivers", async move {
                 drivers.follow_drivers().await;
+            }),
+            Task::new("the watch of IPAddressClaims", async move {
+                claims.follow_claims().await;
             }),
         ]
     }

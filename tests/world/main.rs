@@ -7,6 +7,7 @@
 // A case fails with its error, wherever that occurs.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod addresses;
 mod adoption;
 mod capacity;
 mod codes;

@@ -12,6 +12,7 @@ use http::Method;
 use serde_json::json;
 use tokio::time::sleep;
 
+use crate::support::ipam::{Ipam, pool};
 use crate::support::provider::Replica;
 use crate::support::{ByHand, Cloud, Provider, Stage, World};
 
@@ -140,7 +141,10 @@ async fn without_streamed_lists_everything_that_is_watched_is_listed() -> Result
     world.management.list_in_pages_only();
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     world.cluster("one").await?;
+    let ipam = Ipam::start(&world);
+    ipam.add("a", &["10.1.0.10"]);
     ByHand::new(&world, "one", "m")
+        .infra("/spec/addressesFromPools", json!([pool("a")]))
         .create()
         .await?
         .provisioned()

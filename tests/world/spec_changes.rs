@@ -19,6 +19,11 @@ use crate::support::{ByHand, Cloud, Provider, Stage, World};
 const TESTS: &[(&str, &str, &[&str])] = &[
     (
         "InfraMachine",
+        "spec.addressesFromPools",
+        &["an_address_is_kept_until_the_vm_is_gone"],
+    ),
+    (
+        "InfraMachine",
         "spec.creationTimeoutSeconds",
         &["a_changed_creation_timeout_counts_from_the_creation"],
     ),

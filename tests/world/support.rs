@@ -17,6 +17,8 @@ pub mod core;
 pub mod driver;
 pub mod fleet;
 pub mod hooks;
+#[path = "../support/ipam.rs"]
+pub mod ipam;
 pub mod kubelet;
 pub mod logs;
 pub mod moving;

@@ -214,7 +214,11 @@ mod tests {
             let mut fields = Vec::new();
             collect("spec", spec, &mut fields);
             let is_listed = |path: &str| {
-                let covers = |field: &str| path == field || path.starts_with(&format!("{field}."));
+                let below = |field: &str| {
+                    path.strip_prefix(field)
+                        .filter(|rest| rest.starts_with(['.', '[']))
+                };
+                let covers = |field: &str| path == field || below(field).is_some();
                 listed.iter().filter(|change| covers(change.field)).count() == 1
             };
             for field in &fields {

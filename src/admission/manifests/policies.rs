@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{Error, File, NAME_PREFIX, PROVIDER, PROVIDER_LABEL, rbac, yaml};
 use crate::api::annotations::{self, DELETE_FOR_MOVE, RESERVED_ANNOTATIONS};
 use crate::api::labels::CLUSTER_NAME;
-use crate::api::{GROUP, MACHINE_FINALIZER, VERSION};
+use crate::api::{ADDRESS_CLAIM_FINALIZER, GROUP, MACHINE_FINALIZER, VERSION, ipam};
 
 /// The annotation that Cluster API's topology controller puts on an object that it sends as a dry run to see
 /// what would change.
@@ -40,6 +40,7 @@ pub(super) fn files() -> Result<Vec<File>, Error> {
             &policy("finalizer", &["inframachines"], &finalizer())?,
         ),
         File::new("secrets.yaml", &secrets()?),
+        File::new("address_claims.yaml", &address_claims()?),
     ])
 }
 
@@ -242,6 +243,37 @@ fn secrets() -> Result<[String; 2], Error> {
     });
     let params = json!({"selector": {}, "parameterNotFoundAction": "Allow"});
     documents("secrets", &spec, Some(params))
+}
+
+/// An IPAddressClaim stays while a VM may have its address: an IPAM provider releases the address when the
+/// deletion of the claim begins, whatever other finalizers it has. This provider removes its finalizer when
+/// the VM is gone. A deletion of the namespace or, in the foreground, of an owner is repeated until then.
+///
+/// It guards no identity and fails open, as does [`secrets`].
+fn address_claims() -> Result<[String; 2], Error> {
+    let spec = json!({
+        "failurePolicy": "Ignore",
+        "matchConstraints": {
+            "matchPolicy": "Equivalent",
+            "resourceRules": [{
+                "apiGroups": [ipam::GROUP],
+                "apiVersions": ["v1beta2"],
+                "operations": ["DELETE"],
+                "resources": ["ipaddressclaims"],
+                "scope": "Namespaced",
+            }],
+        },
+        "validations": [{
+            "expression": format!(
+                "!('{ADDRESS_CLAIM_FINALIZER}' in oldObject.metadata.?finalizers.orValue([])) || \
+                 '{DELETE_FOR_MOVE}' in oldObject.metadata.?annotations.orValue({{}})"
+            ),
+            "message": "the VM of an InfraMachine may have the address of this claim: delete the Machine, \
+                and the provider releases the claim when the VM is gone",
+            "reason": "Forbidden",
+        }],
+    });
+    documents("address-claims", &spec, None)
 }
 
 /// Whether the caller may `update` the virtual subresource, in the whole cluster. A VM has no namespace: a

@@ -3,7 +3,7 @@
 //! The provider's rules are the verbs that it uses and nothing else: a test can compare the verbs in an audit
 //! log with [`PROVIDER`], [`SECRETS`] and [`LEADER_ELECTION`].
 
-use crate::api::{GROUP, cluster_api};
+use crate::api::{GROUP, cluster_api, ipam};
 
 /// A group of verbs that is granted for a group of resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +76,26 @@ pub const PROVIDER: &[Rule] = &[
         resources: &["clusters", "machines"],
         verbs: WATCH,
         why: "Owners: bootstrap data, failure domain, pause. They are never written.",
+    },
+    Rule {
+        group: ipam::GROUP,
+        resources: &["ipaddressclaims"],
+        verbs: &["get", "list", "watch", "create", "patch"],
+        why: "Static addresses are claimed before a VM is created. The patch removes the finalizer when the \
+            VM is gone.",
+    },
+    Rule {
+        group: ipam::GROUP,
+        resources: &["ipaddresses"],
+        verbs: &["get"],
+        why: "The address that was allocated for a claim.",
+    },
+    Rule {
+        group: GROUP,
+        resources: &["inframachines/finalizers"],
+        verbs: &["update"],
+        why: "Required where OwnerReferencesPermissionEnforcement is on: the deletion of an InfraMachine \
+            waits for its claims.",
     },
     Rule {
         group: "events.k8s.io",

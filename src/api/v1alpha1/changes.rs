@@ -23,6 +23,7 @@ macro_rules! changes {
 
 changes! {
     "InfraMachine" {
+        "spec.addressesFromPools": "A change is refused.";
         "spec.creationTimeoutSeconds":
             "A change counts from the creation of the object until the machine is provisioned.";
         "spec.driver":

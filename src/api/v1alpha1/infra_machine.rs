@@ -26,6 +26,13 @@ use cmi_driver::{Capabilities, Operation};
     label("cluster.x-k8s.io/provider", "infrastructure-capcmi-cmi"),
     label("clusterctl.cluster.x-k8s.io", ""),
     doc = "InfraMachine is one VM at the back end of a CMI driver, for one Cluster API Machine.",
+    // Not a rule of the spec: the dry run of the topology controller changes the spec of a template.
+    validation = Rule::new(
+        "has(self.spec.addressesFromPools) == has(oldSelf.spec.addressesFromPools) && \
+            (!has(self.spec.addressesFromPools) || self.spec.addressesFromPools == \
+            oldSelf.spec.addressesFromPools)"
+    )
+    .message("spec.addressesFromPools is immutable: the addresses are claimed for the life of the machine"),
     printcolumn(
         name = "Cluster",
         type_ = "string",
@@ -154,6 +161,16 @@ pub struct InfraMachineSpec {
     #[garde(custom(is_small_enough))]
     pub provider_spec: Map<String, Value>,
 
+    /// Static addresses of the VM, one from each of these pools. The provider claims them before it creates
+    /// the VM, and releases them when the VM is gone. Requires a driver that can set addresses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = MAX_POOLS),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["apiGroup", "kind", "name"])
+    )]
+    #[garde(length(max = MAX_POOLS), dive)]
+    pub addresses_from_pools: Vec<AddressFromPool>,
+
     /// Secret in this namespace with the credentials. The driver receives all of its keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[garde(dive)]
@@ -220,9 +237,17 @@ impl InfraMachineSpec {
     pub fn unsupported(&self, capabilities: &Capabilities) -> Option<String> {
         let is_ignored = self.power_policy == Some(PowerPolicy::AlwaysOn)
             && !capabilities.supports(Operation::RestartMachine);
-        is_ignored.then(|| {
-            "powerPolicy: AlwaysOn requires a driver that implements RestartMachine, and this driver does \
-                not: remove the field"
+        if is_ignored {
+            return Some(
+                "powerPolicy: AlwaysOn requires a driver that implements RestartMachine, and this driver \
+                    does not: remove the field"
+                    .to_owned(),
+            );
+        }
+        let without_path = !self.addresses_from_pools.is_empty() && capabilities.address_path.is_none();
+        without_path.then(|| {
+            "addressesFromPools requires a driver that can set static addresses, and this driver cannot: \
+                create the object without the field, or use another driver"
                 .to_owned()
         })
     }
@@ -234,7 +259,14 @@ fn as_written(path: &str, written: &Value) -> String {
     let (field, rest) = path.split_at(path.find(['.', '[']).unwrap_or(path.len()));
     let mut names = written.as_object().into_iter().flat_map(Map::keys);
     let name = names.find(|name| plain(name) == plain(field));
-    format!("{}{rest}", name.map_or(field, String::as_str))
+    let mut words = rest.split('_');
+    let mut below = words.next().unwrap_or_default().to_owned();
+    for word in words {
+        let (first, others) = word.split_at(word.len().min(1));
+        below.push_str(&first.to_uppercase());
+        below.push_str(others);
+    }
+    format!("{}{below}", name.map_or(field, String::as_str))
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // garde's signature
@@ -300,6 +332,50 @@ fn is_not_kubernetes_own(key: &str, _: &()) -> garde::Result {
         )));
     }
     Ok(())
+}
+
+/// The most pools of a machine.
+const MAX_POOLS: usize = 8;
+
+/// A pool of an IPAM provider that a machine gets an address from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema, Validate)]
+#[serde(rename_all = "camelCase")]
+pub struct AddressFromPool {
+    /// API group of the pool.
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+    )]
+    #[garde(
+        length(bytes, min = 1, max = 253),
+        pattern(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+    )]
+    pub api_group: String,
+    /// Kind of the pool.
+    #[schemars(
+        length(min = 1, max = 63),
+        regex(pattern = r"^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$")
+    )]
+    #[garde(
+        length(bytes, min = 1, max = 63),
+        pattern(r"^[a-zA-Z]([-a-zA-Z0-9]*[a-zA-Z0-9])?$")
+    )]
+    pub kind: String,
+    /// Name of the pool. A namespaced pool must be in this namespace.
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+    )]
+    #[garde(
+        length(bytes, min = 1, max = 253),
+        pattern(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
+    )]
+    pub name: String,
+    /// Network of the VM that the address is for, as the driver names it. Default: the first network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    #[garde(length(bytes, min = 1, max = 253))]
+    pub network: Option<String>,
 }
 
 /// A Secret in the same namespace.
@@ -485,6 +561,7 @@ mod tests {
             provider_id: Some(String::new()),
             driver: Some("A".to_owned()),
             provider_spec: fields.collect(),
+            addresses_from_pools: vec![AddressFromPool::default()],
             secret_ref: Some(SecretReference::default()),
             creation_timeout_seconds: Some(0),
             shutdown_timeout_seconds: Some(-1),
@@ -499,6 +576,12 @@ mod tests {
             .filter_map(|text| text.split(':').next())
             .collect();
         let expected = [
+            "addressesFromPools[0].apiGroup",
+            "addressesFromPools[0].apiGroup",
+            "addressesFromPools[0].kind",
+            "addressesFromPools[0].kind",
+            "addressesFromPools[0].name",
+            "addressesFromPools[0].name",
             "creationTimeoutSeconds",
             "driver",
             "notReadyTaint.key",
@@ -510,7 +593,7 @@ mod tests {
         ];
         assert_eq!(places, expected, "{violations:?}");
         assert!(
-            violations[4].contains("257 fields; the limit is 256"),
+            violations[10].contains("257 fields; the limit is 256"),
             "{violations:?}"
         );
         assert_eq!(InfraMachineSpec::default().violations(), Vec::<String>::new());

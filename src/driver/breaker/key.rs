@@ -21,6 +21,7 @@ impl ClassKey {
     pub fn of(class: &MachineClass, tag_path: &JsonPointer) -> Self {
         let mut spec = class.provider_spec.clone();
         spec.remove_tags(tag_path, &tags::RESERVED);
+        spec.remove_static_addresses();
         // The keys of an object are ordered, so the text is stable.
         let spec = Sha256::digest(Value::Object(spec.0).to_string().as_bytes()).into();
         let credentials = CredentialsKey::of(&class.secrets);

@@ -11,7 +11,7 @@ use crate::api::v1alpha1::InfraMachine;
 pub struct ClassRef {
     /// The Secret with the credentials, in the namespace of the machines; `None` for the provider's own.
     pub secret: Option<String>,
-    /// The provider spec with the tags of cluster and role, without a machine's own, as JSON.
+    /// The provider spec with the tags of cluster and role, without a machine's own values, as JSON.
     pub spec: String,
 }
 
@@ -29,6 +29,7 @@ impl ClassRef {
     pub fn of_made(made: MadeFrom, tag_path: &JsonPointer) -> Option<Self> {
         let mut spec = made.provider_spec;
         spec.remove_tags(tag_path, &[tags::MACHINE]);
+        spec.remove_static_addresses();
         Some(Self {
             secret: made.secret,
             spec: serde_json::to_string(&spec).ok()?,

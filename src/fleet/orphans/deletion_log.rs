@@ -165,6 +165,7 @@ fn retained_class(machine: &InfraMachine) -> Option<RetainedClass> {
     );
     let mut spec = made.provider_spec;
     super::scope::remove_identity(&mut spec.0);
+    spec.remove_static_addresses();
     let class = ClassRef {
         secret: made.secret,
         spec: serde_json::to_string(&spec).ok()?,

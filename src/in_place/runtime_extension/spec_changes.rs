@@ -178,6 +178,7 @@ fn of_field(field: &str, new: Option<&Value>, capabilities: &Capabilities) -> Up
     }
     UpdateStrategy::Replace(match field {
         "driver" => "the driver of an existing VM cannot change".to_owned(),
+        "addressesFromPools" => "a VM keeps its addresses".to_owned(),
         "secretRef" => "a VM keeps its credentials".to_owned(),
         "notReadyTaint" => "a Node registers with its taint only once".to_owned(),
         other => format!("{other} is not known to be updatable"),

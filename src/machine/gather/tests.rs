@@ -37,6 +37,7 @@ fn context(driver: FakeDriver) -> Context {
         events: Events::new(client, "test".to_owned()),
         metrics: Arc::new(Metrics::new()),
         enqueue: Arc::new(|_| {}),
+        claims_wanted: Arc::default(),
     }
 }
 

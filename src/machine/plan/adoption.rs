@@ -39,7 +39,10 @@ pub(super) fn obstacle(
         }
         Adoption::Asked => {}
     }
-    let (reason, message, requeue_after) = if let Some(message) = refers_to_another(machine, owner) {
+    let has_pools = !machine.spec.addresses_from_pools.is_empty();
+    let (reason, message, requeue_after) = if has_pools {
+        (reason::ADOPTION_INVALID, adopted_addresses(), None)
+    } else if let Some(message) = refers_to_another(machine, owner) {
         (reason::NOT_REFERENCED, message, None)
     } else if known_provider_id(machine).is_none() {
         (reason::ADOPTION_INVALID, provider_id_missing(), None)
@@ -117,6 +120,14 @@ fn too_late(machine: &InfraMachine) -> String {
     format!(
         "annotation {} asks to adopt a VM, but this InfraMachine may have its own, because a create was \
             issued: create another InfraMachine to adopt the VM, and {remedy}",
+        annotations::ADOPT
+    )
+}
+
+fn adopted_addresses() -> String {
+    format!(
+        "annotation {} asks to adopt a VM, which keeps its addresses: create the InfraMachine without \
+            spec.addressesFromPools",
         annotations::ADOPT
     )
 }

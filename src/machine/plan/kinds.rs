@@ -8,7 +8,7 @@ use crate::api::identity::{MadeFrom, VmRecord};
 use crate::api::v1alpha1::OperationType;
 use crate::api::wall_clock::elapsed;
 use crate::driver::Priority;
-use crate::machine::outcome::Outcome;
+use crate::machine::outcome::{Blocked, Outcome};
 use cmi_driver::{ProviderId, ProviderSpec};
 
 /// The next action for a machine.
@@ -18,6 +18,10 @@ pub enum Plan {
     Outcome(Outcome),
     /// Restore the finalizer before anything else.
     RestoreFinalizer,
+    /// Read the claims for the machine's static addresses, and plan again.
+    ReadClaims,
+    /// Claim static addresses.
+    Claim(Box<Claim>),
     /// Record for Cluster API that the VM has the requested spec.
     ReportInPlaceUpdate,
     /// Call the driver.
@@ -81,11 +85,27 @@ impl Plan {
                 RequiredPolicyCheck::Cached
             }
             Self::CallDriver(_) | Self::Outcome(Outcome::RemoveFinalizer(_)) => RequiredPolicyCheck::Fresh,
-            Self::RestoreFinalizer => RequiredPolicyCheck::Cached,
+            Self::RestoreFinalizer | Self::Claim(_) => RequiredPolicyCheck::Cached,
             Self::Outcome(Outcome::Blocked(block)) if block.record.is_some() => RequiredPolicyCheck::Cached,
-            Self::Outcome(_) | Self::ReportInPlaceUpdate => RequiredPolicyCheck::None,
+            Self::Outcome(_) | Self::ReadClaims | Self::ReportInPlaceUpdate => RequiredPolicyCheck::None,
         }
     }
+}
+
+/// The input to claim static addresses.
+#[derive(Debug)]
+pub struct Claim {
+    /// The record that must be written first, together with the finalizer. The finalizer keeps the machine
+    /// until its claims are released.
+    pub record: Option<Box<VmRecord>>,
+    /// The name of the Cluster.
+    pub cluster: String,
+    /// The places in the spec of the pools without a claim.
+    pub absent: Vec<usize>,
+    /// The places in the spec of the pools whose claims are being deleted. No VM has their addresses.
+    pub terminating: Vec<usize>,
+    /// The wait that follows.
+    pub wait: Blocked,
 }
 
 /// The check of the admission policies that a plan needs so that it never acts on a forged identity.

@@ -15,6 +15,7 @@ use crate::machine::runtime_state::RetryCondition;
 use crate::machine::status::{self, RetryTiming};
 use cmi_driver::{Code, Operation, Status};
 
+mod addresses;
 mod adoption;
 mod deletion;
 mod provisioned;
@@ -761,7 +762,11 @@ fn a_machine_whose_driver_is_busy_waits_in_silence() {
 fn a_look_up_of_a_possible_vm_does_not_queue_behind_creates() {
     let priority = |machine: MachineFixture| match world().plan(machine) {
         Plan::CallDriver(plan) => Some(plan.priority()),
-        Plan::Outcome(_) | Plan::RestoreFinalizer | Plan::ReportInPlaceUpdate => None,
+        Plan::Outcome(_)
+        | Plan::RestoreFinalizer
+        | Plan::ReadClaims
+        | Plan::Claim(_)
+        | Plan::ReportInPlaceUpdate => None,
     };
     assert_eq!(priority(machine()), Some(Priority::Create));
     assert_eq!(priority(machine().identified()), Some(Priority::Upkeep));

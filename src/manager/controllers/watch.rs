@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures::StreamExt as _;
+use kube::Resource;
 use kube::api::Api;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::{self, Event};
@@ -37,7 +38,10 @@ pub(super) async fn watch<K>(
 }
 
 /// Logs the beginning and the end of an outage.
-fn log<K: Stored>(outages: &OutageLog, event: &Result<Event<K>, watcher::Error>) {
+pub(super) fn log<K: Resource<DynamicType = ()>>(
+    outages: &OutageLog,
+    event: &Result<Event<K>, watcher::Error>,
+) {
     let kind = K::kind(&());
     match event {
         // It comes before the list is requested.

@@ -13,15 +13,18 @@ use super::fleet::objects;
 use super::{DEADLINE, World};
 
 const CORE: (&str, &str) = ("cluster.x-k8s.io", "v1beta2");
+const IPAM: (&str, &str) = ("ipam.cluster.x-k8s.io", "v1beta2");
 const INFRA: (&str, &str) = ("infrastructure.capcmi.io", "v1alpha1");
 /// The moved kinds: owners come before their dependents.
-const MOVED: [((&str, &str), &str); 7] = [
+const MOVED: [((&str, &str), &str); 9] = [
     (CORE, "Cluster"),
     (INFRA, "InfraCluster"),
     (("", "v1"), "Secret"),
     (INFRA, "InfraMachineTemplate"),
     (CORE, "Machine"),
     (INFRA, "InfraMachine"),
+    (IPAM, "IPAddressClaim"),
+    (IPAM, "IPAddress"),
     (INFRA, "InfraMachineRemediation"),
 ];
 

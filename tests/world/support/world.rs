@@ -220,7 +220,7 @@ const BOOTSTRAP: &str = "bootstrap.cluster.x-k8s.io/v1beta2";
 
 fn management_kinds() -> Vec<Kind> {
     let (core, infra) = ("cluster.x-k8s.io/v1beta2", "infrastructure.capcmi.io/v1alpha1");
-    let admission = "admissionregistration.k8s.io/v1";
+    let (admission, ipam) = ("admissionregistration.k8s.io/v1", "ipam.cluster.x-k8s.io/v1beta2");
     vec![
         Kind::new("v1", "Namespace", "namespaces").cluster_scoped(),
         Kind::new("v1", "Secret", "secrets").without_status(),
@@ -240,6 +240,8 @@ fn management_kinds() -> Vec<Kind> {
         )
         .cluster_scoped()
         .without_status(),
+        Kind::new(ipam, "IPAddressClaim", "ipaddressclaims"),
+        Kind::new(ipam, "IPAddress", "ipaddresses").without_status(),
         Kind::new(core, "Cluster", "clusters"),
         Kind::new(core, "Machine", "machines"),
         Kind::new(core, "MachineSet", "machinesets"),

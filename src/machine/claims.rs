@@ -1,0 +1,224 @@
+//! Reads, creates and releases the claims for a machine's static addresses.
+
+use std::net::IpAddr;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource as _;
+use kube::api::{Api, PostParams};
+use serde_json::json;
+
+use super::Context;
+use super::outcome::{Blocked, Outcome};
+use super::plan::{Claim, ObservedClaim, refused};
+use crate::api::ipam::{
+    IPAddress, IPAddressClaim, IPAddressClaimSpec, IPAddressSpec, PoolReference, claim_name, owner_of,
+};
+use crate::api::v1alpha1::{AddressFromPool, InfraMachine};
+use crate::api::{ADDRESS_CLAIM_FINALIZER, ObjectMetaExt as _, labels};
+use crate::apiserver::{Error, FIELD_MANAGER, error_message, patch_metadata};
+use cmi_driver::StaticAddress;
+
+/// Reads the claims for the pools of a machine, in their order.
+///
+/// # Errors
+/// The API server could not be reached.
+pub async fn read(ctx: &Context, machine: &InfraMachine) -> Result<Vec<ObservedClaim>, Error> {
+    // Before the claims are read: a change is seen by the watch or by the read.
+    ctx.claims_wanted.notify_one();
+    let mut claims = Vec::new();
+    for (place, pool) in machine.spec.addresses_from_pools.iter().enumerate() {
+        let observed = match observe(ctx, machine, place, pool).await {
+            Err(Error::Api { source, action }) if is_refused(&source) => {
+                ObservedClaim::Refused(format!("{action} failed: {}", error_message(&source)))
+            }
+            observed => observed?,
+        };
+        claims.push(observed);
+    }
+    Ok(claims)
+}
+
+async fn observe(
+    ctx: &Context,
+    machine: &InfraMachine,
+    place: usize,
+    pool: &AddressFromPool,
+) -> Result<ObservedClaim, Error> {
+    let namespace = machine.metadata.namespace();
+    let name = claim_name(machine, place);
+    let claims = Api::<IPAddressClaim>::namespaced(ctx.client.clone(), namespace);
+    let Some(claim) = found(claims.get(&name).await, "reading an IPAddressClaim")? else {
+        return Ok(ObservedClaim::Absent);
+    };
+    let owner = owner_of(&claim.metadata).map(|(_, uid)| uid);
+    if owner != Some(machine.metadata.uid()) {
+        let what = "does not belong to this InfraMachine: delete it, if nothing else needs it";
+        return Ok(ObservedClaim::Invalid(format!("IPAddressClaim `{name}` {what}")));
+    }
+    if claim.metadata.deletion_timestamp.is_some() {
+        return Ok(ObservedClaim::Terminating);
+    }
+    if claim.spec.pool_ref != PoolReference::from(pool) {
+        let what = "is for another pool: delete it";
+        return Ok(ObservedClaim::Invalid(format!("IPAddressClaim `{name}` {what}")));
+    }
+    let status = claim.status.unwrap_or_default();
+    let pending = ObservedClaim::Pending(status.why_not_ready().map(str::to_owned));
+    let address = &status.address_ref.name;
+    if address.is_empty() {
+        return Ok(pending);
+    }
+    let addresses = Api::<IPAddress>::namespaced(ctx.client.clone(), namespace);
+    let Some(found) = found(addresses.get(address).await, "reading an IPAddress")? else {
+        return Ok(pending);
+    };
+    if found.spec.claim_ref.name != name {
+        let what = format!("IPAddress `{address}` was not allocated for IPAddressClaim `{name}`");
+        return Ok(ObservedClaim::Invalid(what));
+    }
+    Ok(match static_address(&found.spec, pool) {
+        Some(allocated) => ObservedClaim::Allocated(allocated),
+        None => ObservedClaim::Invalid(format!(
+            "spec of IPAddress `{address}` has no valid address, prefix or gateway"
+        )),
+    })
+}
+
+fn static_address(spec: &IPAddressSpec, pool: &AddressFromPool) -> Option<StaticAddress> {
+    let address: IpAddr = spec.address.parse().ok()?;
+    let most = if address.is_ipv6() { 128 } else { 32 };
+    let gateway = Some(spec.gateway.as_str()).filter(|gateway| !gateway.is_empty());
+    Some(StaticAddress {
+        address,
+        prefix: u8::try_from(spec.prefix).ok().filter(|prefix| *prefix <= most)?,
+        gateway: gateway.map(str::parse).transpose().ok()?,
+        network: pool.network.clone(),
+        pool: pool.into(),
+    })
+}
+
+/// Creates the missing claims. A claim that is being deleted loses this provider's finalizer, so that another
+/// can take its name.
+///
+/// # Errors
+/// [`Error::Conflict`] when a claim exists by now. The API server could not be reached.
+pub async fn claim(ctx: &Context, machine: &InfraMachine, plan: Claim) -> Result<Outcome, Error> {
+    for place in plan.terminating {
+        release_one(ctx, machine, place).await?;
+    }
+    for place in plan.absent {
+        let Some(pool) = machine.spec.addresses_from_pools.get(place) else {
+            continue;
+        };
+        if let Some(refused) = create(ctx, machine, &plan.cluster, place, pool).await? {
+            return Ok(refused.into());
+        }
+    }
+    Ok(plan.wait.into())
+}
+
+async fn create(
+    ctx: &Context,
+    machine: &InfraMachine,
+    cluster: &str,
+    place: usize,
+    pool: &AddressFromPool,
+) -> Result<Option<Blocked>, Error> {
+    let action = "creating an IPAddressClaim";
+    let namespace = machine.metadata.namespace();
+    let api = Api::<IPAddressClaim>::namespaced(ctx.client.clone(), namespace);
+    let parameters = PostParams {
+        field_manager: Some(FIELD_MANAGER.to_owned()),
+        ..PostParams::default()
+    };
+    let claim = desired(machine, cluster, place, pool);
+    match api.create(&parameters, &claim).await {
+        Ok(_) => Ok(None),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Some(refused(
+            "the API server does not serve IPAddressClaim of ipam.cluster.x-k8s.io/v1beta2: install Cluster \
+                API 1.11 or later",
+        ))),
+        Err(error) => match Error::api(action, error) {
+            Error::Api { source, action } if is_refused(&source) => Ok(Some(refused(&format!(
+                "{action} failed: {}",
+                error_message(&source)
+            )))),
+            error => Err(error),
+        },
+    }
+}
+
+fn desired(machine: &InfraMachine, cluster: &str, place: usize, pool: &AddressFromPool) -> IPAddressClaim {
+    let spec = IPAddressClaimSpec {
+        cluster_name: cluster.to_owned(),
+        pool_ref: pool.into(),
+    };
+    let mut claim = IPAddressClaim::new(&claim_name(machine, place), spec);
+    let label = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    claim.metadata = ObjectMeta {
+        namespace: machine.metadata.namespace.clone(),
+        labels: Some(
+            [
+                label(labels::CLUSTER_NAME, cluster),
+                label(labels::ADDRESS_CLAIM, ""),
+            ]
+            .into(),
+        ),
+        finalizers: Some(vec![ADDRESS_CLAIM_FINALIZER.to_owned()]),
+        owner_references: machine.controller_owner_ref(&()).map(|mut owner| {
+            owner.block_owner_deletion = Some(true);
+            vec![owner]
+        }),
+        ..claim.metadata
+    };
+    claim
+}
+
+/// Lets the claims of a machine be deleted, and with them its addresses released. The VM must be gone. The
+/// claims are deleted with the machine, by their owner reference.
+///
+/// # Errors
+/// [`Error::Conflict`] when a claim has changed meanwhile. The API server refused or could not be reached.
+pub async fn release(ctx: &Context, machine: &InfraMachine) -> Result<(), Error> {
+    for place in 0..machine.spec.addresses_from_pools.len() {
+        release_one(ctx, machine, place).await?;
+    }
+    Ok(())
+}
+
+async fn release_one(ctx: &Context, machine: &InfraMachine, place: usize) -> Result<(), Error> {
+    let action = "removing the finalizer of an IPAddressClaim";
+    let name = claim_name(machine, place);
+    let api = Api::<IPAddressClaim>::namespaced(ctx.client.clone(), machine.metadata.namespace());
+    let Some(claim) = found(api.get_metadata(&name).await, action)? else {
+        return Ok(());
+    };
+    // By name: a restored claim may name the UID that its owner had before.
+    let is_ours = owner_of(&claim.metadata).is_some_and(|(owner, _)| owner == machine.metadata.name());
+    let mut finalizers = claim.metadata.finalizers.unwrap_or_default();
+    let before = finalizers.len();
+    finalizers.retain(|finalizer| finalizer != ADDRESS_CLAIM_FINALIZER);
+    if !is_ours || finalizers.len() == before {
+        return Ok(());
+    }
+    let version = claim.metadata.resource_version;
+    let body = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
+    found(patch_metadata(&api, &name, &body).await, action).map(drop)
+}
+
+/// Returns `None` for an object that does not exist, or whose kind is not served.
+fn found<T>(answer: kube::Result<T>, action: &'static str) -> Result<Option<T>, Error> {
+    match answer.map_err(|error| Error::api(action, error)) {
+        Ok(found) => Ok(Some(found)),
+        Err(Error::Gone { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the API server refused the request, so that only a change can help.
+fn is_refused(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else {
+        return false;
+    };
+    (400..500).contains(&status.code) && ![401, 408, 409, 429].contains(&status.code)
+}
