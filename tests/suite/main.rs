@@ -1,6 +1,7 @@
 //! The provider on a real Cluster API: etcd, kube-apiserver, Cluster API's core manager and a workload
 //! cluster, with the simulated cloud behind it.
 
+mod addresses;
 mod adoption;
 mod cluster_api_operator;
 mod clusterctl;

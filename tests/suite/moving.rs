@@ -4,17 +4,20 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, ensure};
+use capcmi::api::ADDRESS_CLAIM_FINALIZER;
 use capcmi::api::annotations;
 use capcmi::api::conditions::{NOT_READY_TAINT_REMOVED, READY};
 use capcmi::api::v1alpha1::InfraMachine;
 use cmi_driver::Operation;
 use kube::ResourceExt;
+use kube::api::ListParams;
 use management_cluster::eventually;
 use management_cluster::stand_in::StandInController;
 use serde_json::json;
 
 use crate::support::by_hand::{says, small};
 use crate::support::fleet::copy_bootstrap_secret;
+use crate::support::ipam::{Ipam, addresses, claims, pool};
 use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
 
 /// DRV-07, DRV-08, INI-08: the move includes identity and cluster id. The provider at the target finds the
@@ -33,7 +36,11 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
     source.cluster("md").await?;
     let fleet = Fleet::of(&source, "md");
     let spec = json!({"driver": "simulated", "providerSpec": small(), "shutdownTimeoutSeconds": 0,
-        "notReadyTaint": {}});
+        "notReadyTaint": {}, "addressesFromPools": [pool("a")]});
+    let ipams = [&source, &target].map(Ipam::start);
+    for ipam in &ipams {
+        ipam.add("a", &["10.1.0.10", "10.1.0.11", "10.1.0.12"]);
+    }
     fleet.template_with("md-1", spec).await?;
     fleet.deployment("md-1", 2).await?;
     fleet.running(2).await?;
@@ -42,6 +49,21 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
 
     source.move_to(&target)?;
 
+    for (name, old) in &before {
+        let claim = claims(&target).get(&format!("{name}-0")).await?;
+        ensure!(
+            claim
+                .finalizers()
+                .iter()
+                .any(|name| name == ADDRESS_CLAIM_FINALIZER),
+            "{claim:?}"
+        );
+        let owner = claim.owner_references().first().map(|owner| owner.name.as_str());
+        ensure!(
+            owner == Some(name.as_str()) && claim.owner_references()[0].uid != old.uid().unwrap_or_default(),
+            "{claim:?}"
+        );
+    }
     let left = source.cluster_api_objects()?;
     ensure!(left.is_empty(), "left at the source: {left:?}");
     let moved = Fleet::of(&target, "md");
@@ -95,7 +117,12 @@ async fn clusterctl_moves_a_cluster_and_every_vm_keeps_its_machine() -> Result<(
     target.kubectl(&["delete", "machinedeployment", "md", "--wait=false"])?;
     moved.gone().await?;
     cloud.holds(0).await?;
-    Ok(())
+    eventually(DEADLINE, "released addresses", async || {
+        let left = addresses(&target).list(&ListParams::default()).await?.items;
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
+    })
+    .await
 }
 
 /// Waits until the status of every machine reports that its Node lacks the not-ready taint.

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::support::by_hand::{all_become, delete_all};
 use crate::support::fleet::objects;
+use crate::support::ipam::{Ipam, pool};
 use crate::support::metrics::{allow, scrape, token_of};
 use crate::support::{ByHand, Cloud, Credential, DEADLINE, Fleet, Provider, World, audit};
 use crate::{remediation, volume_drain};
@@ -44,7 +45,10 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
     fleet.running(1).await?;
     // The object changes during the call, so the provider reads it again before it writes the answer.
     cloud.fail(json!([{"operation": "CreateMachine", "machine": "again", "latencyMs": 2000}]))?;
-    let again = ByHand::new(&world, "md", "again").create().await?;
+    let ipam = Ipam::start(&world);
+    ipam.add("a", &["10.1.0.10"]);
+    let again = ByHand::new(&world, "md", "again").infra("/spec/addressesFromPools", json!([pool("a")]));
+    let again = again.create().await?;
     again
         .until("a create", |machine| {
             identity::vm_state(machine).unanswered().is_some()
@@ -176,8 +180,9 @@ fn always() -> BTreeSet<Permission> {
     let all = rules.into_iter().flatten().flat_map(permissions);
     // The policies exist already. tests/manifests/admission.rs uses the other permissions.
     all.filter(|(group, _, verb)| !group.starts_with("admissionregistration") || verb == "get")
-        // Only the admission policy checks this one, inside the API server.
+        // Only admission checks these, inside the API server.
         .filter(|(_, resource, _)| !resource.ends_with(&format!("/{}", rbac::IDENTITY)))
+        .filter(|(_, resource, _)| resource != "inframachines/finalizers")
         .collect()
 }
 

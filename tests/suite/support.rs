@@ -18,6 +18,8 @@ pub mod cloud;
 pub mod credential;
 pub mod extension;
 pub mod fleet;
+#[path = "../support/ipam.rs"]
+pub mod ipam;
 pub mod lost_machines;
 pub mod metrics;
 pub mod move_pair;
