@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::identity::{MachineId, MachineKey};
 use crate::locks::Locks;
 use crate::machines::{self, Machines};
-use crate::spec::{self, MachineSpec, SIZE, TAGS, Tagged};
+use crate::spec::{self, MachineSpec, NETWORK_ADDRESSES, SIZE, TAGS, Tagged};
 
 /// Name of the driver.
 pub const NAME: &str = "container.capcmi.io";
@@ -184,6 +184,7 @@ impl Driver for ContainerDriver {
             operations: OFFERED.into_iter().collect(),
             zones: true,
             tag_path: JsonPointer::field(TAGS),
+            address_path: Some(JsonPointer::field(NETWORK_ADDRESSES)),
             hot_updatable: [TAGS, SIZE].map(JsonPointer::field).to_vec(),
             provider_spec_schema: Some(spec::schema(&self.config)),
             list_has_state: true,

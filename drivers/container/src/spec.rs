@@ -1,10 +1,10 @@
 //! The provider spec of the driver.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
-use cmi_driver::{Code, ProviderSpec, Result, SpecSchema, Status, tags};
+use cmi_driver::{Code, ProviderSpec, Result, SpecSchema, StaticAddress, Status, tags};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
@@ -16,6 +16,8 @@ use crate::identity::MachineKey;
 pub const TAGS: &str = "tags";
 /// The field with the size.
 pub const SIZE: &str = "size";
+/// The field with the static address.
+pub const NETWORK_ADDRESSES: &str = "networkAddresses";
 /// The form of an IPv4 address.
 const ADDRESS: &str = r"^((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)(\.(?!$)|$)){4}$";
 
@@ -39,6 +41,10 @@ pub struct MachineSpec {
     #[serde(default, deserialize_with = "address_if_there")]
     #[schemars(with = "String")]
     pub address: Option<Ipv4Addr>,
+    /// The static address, which the provider sets. Like `address`.
+    #[serde(default)]
+    #[schemars(skip)]
+    pub network_addresses: Vec<StaticAddress>,
     /// The host.
     #[serde(default, deserialize_with = "not_blank_if_there")]
     #[schemars(with = "String")]
@@ -91,7 +97,7 @@ impl MachineSpec {
     /// # Errors
     /// INVALID_ARGUMENT with the place of the field.
     pub fn read(spec: &ProviderSpec, tagged: Tagged) -> Result<Self> {
-        let read: Self =
+        let mut read: Self =
             serde_path_to_error::deserialize(Value::Object(spec.0.clone())).map_err(|error| {
                 let place = error.path().to_string();
                 let place = if place == "." {
@@ -117,6 +123,23 @@ impl MachineSpec {
                 "may be left out, and is blank",
             ));
         }
+        read.address = match (read.network_addresses.as_slice(), read.address) {
+            ([], address) => address,
+            (
+                [
+                    StaticAddress {
+                        address: IpAddr::V4(address),
+                        network: None,
+                        ..
+                    },
+                ],
+                None,
+            ) => Some(*address),
+            _ => {
+                let what = "must be a single IPv4 address without a network, and excludes `address`";
+                return Err(invalid(&format!("/{NETWORK_ADDRESSES}"), what));
+            }
+        };
         Ok(read)
     }
 
@@ -374,6 +397,41 @@ mod tests {
         }
         let edge = refusal(&json!({"vmPool": "edge", "failureDomain": "host-a"})).unwrap();
         assert_eq!(edge.code(), Code::InvalidArgument);
+    }
+
+    #[test]
+    fn a_static_address_is_the_address_of_the_machine() {
+        let read = |addresses: &[(&str, Option<&str>)], address: Value| {
+            let pool = json!({"apiGroup": "g", "kind": "Pool", "name": "p"});
+            let given = addresses.iter().map(|(ip, network)| {
+                let mut given = json!({"address": ip, "prefix": 24, "pool": pool});
+                if let Some(network) = network {
+                    given["network"] = json!(network);
+                }
+                given
+            });
+            let given: Vec<_> = given.collect();
+            MachineSpec::read(
+                &with(&json!({"networkAddresses": given, "address": address})),
+                Tagged::Not,
+            )
+        };
+        let one = ("192.168.150.20", None);
+        let spec = read(&[one], Value::Null).unwrap();
+        assert_eq!(spec.address, Some(Ipv4Addr::new(192, 168, 150, 20)));
+        for (addresses, address) in [
+            (vec![one, ("192.168.150.21", None)], Value::Null),
+            (vec![("fd00::2", None)], Value::Null),
+            (vec![("192.168.150.20", Some("lan"))], Value::Null),
+            (vec![one], json!("192.168.150.20")),
+        ] {
+            let status = read(&addresses, address).unwrap_err();
+            assert_eq!(status.code(), Code::InvalidArgument, "{addresses:?}");
+            assert!(
+                status.message().contains("/networkAddresses must be a single"),
+                "{status}"
+            );
+        }
     }
 
     /// DRV-04

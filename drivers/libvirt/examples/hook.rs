@@ -265,6 +265,7 @@ fn plant_on(uri: &str, host: &str, config: &Config, key: &MachineKey) -> Result<
         root_fs_bytes: 0,
         disks_gb: Vec::new(),
         networks: vec!["default".to_owned()],
+        network_addresses: Vec::new(),
         image: "tiny".to_owned(),
         host: host.to_owned(),
         tags: BTreeMap::new(),

@@ -28,7 +28,7 @@ use crate::images::Images;
 use crate::locks::Locks;
 use crate::machines::{self, Copies, Created, Guests, Look, MachineRequest, Scope};
 use crate::placement::Reservations;
-use crate::spec::{self, CPU_SHARES, GB, MEMORY_MIB, TAGS, Tagged, VmSpec, Wanted};
+use crate::spec::{self, CPU_SHARES, GB, MEMORY_MIB, NETWORK_ADDRESSES, TAGS, Tagged, VmSpec, Wanted};
 use placement_record::PlacementRecord;
 use survey::{PossibleHosts, Survey};
 
@@ -407,6 +407,7 @@ impl Driver for LibvirtDriver {
             hot_updatable: [TAGS, CPU_SHARES, MEMORY_MIB].map(JsonPointer::field).to_vec(),
             provider_spec_schema: Some(spec::schema(&self.config)),
             list_has_state: true,
+            address_path: Some(JsonPointer::field(NETWORK_ADDRESSES)),
             ..Capabilities::minimal()
         }
         .into())

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::io;
 
-use cmi_driver::{Code, Result, Status};
+use cmi_driver::{Code, Result, StaticAddress, Status};
 use jiff::Timestamp;
 use quick_xml::Writer;
 use quick_xml::events::BytesText;
 use serde::{Deserialize, Serialize};
 
 use crate::identity::MachineKey;
-use crate::spec::VmSpec;
+use crate::spec::{self, VmSpec};
 
 /// The namespace of the element: `virsh metadata DOMAIN https://capcmi.io/libvirt/1.0` shows it.
 pub const NAMESPACE: &str = "https://capcmi.io/libvirt/1.0";
@@ -51,6 +51,9 @@ pub struct Record {
     pub disks_gb: Vec<u64>,
     /// The networks of its interfaces.
     pub networks: Vec<String>,
+    /// Its static addresses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub network_addresses: Vec<StaticAddress>,
     /// The image that it was made from.
     pub image: String,
     /// The host that the spec asked for, or that it was placed on.
@@ -114,6 +117,10 @@ impl Record {
             (
                 "networks",
                 spec.networks.as_ref().is_none_or(|names| *names == self.networks),
+            ),
+            (
+                spec::NETWORK_ADDRESSES,
+                spec.network_addresses == self.network_addresses,
             ),
             ("disks", spec.disk_sizes().eq(self.disks_gb.iter().copied())),
             (
@@ -200,6 +207,7 @@ pub(crate) mod tests {
             root_fs_bytes: 20 * crate::spec::GB,
             disks_gb: vec![5],
             networks: vec!["lan".to_owned()],
+            network_addresses: Vec::new(),
             image: "debian".to_owned(),
             host: "host-a".to_owned(),
             tags: BTreeMap::new(),
@@ -288,6 +296,11 @@ pub(crate) mod tests {
             (serde_json::json!({"rootFsSize": 21}), Some("rootFsSize")),
             (serde_json::json!({"networks": ["lan"]}), None),
             (serde_json::json!({"networks": ["lan", "lan"]}), Some("networks")),
+            (
+                serde_json::json!({"networkAddresses": [{"address": "10.0.0.2", "prefix": 24,
+                    "pool": {"apiGroup": "g", "kind": "Pool", "name": "p"}}]}),
+                Some("networkAddresses"),
+            ),
             (serde_json::json!({"disks": []}), Some("disks")),
             (serde_json::json!({"disks": [{"size": 6}]}), Some("disks")),
             (

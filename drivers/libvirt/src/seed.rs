@@ -1,9 +1,10 @@
 //! The NoCloud seed: an ISO 9660 image for cloud-init, with user data and instance metadata.
 
 use std::io::Cursor;
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use cmi_driver::{Code, Result, Status};
+use cmi_driver::{Code, Result, StaticAddress, Status};
 use hadris_iso::joliet::JolietLevel;
 use hadris_iso::read::PathSeparator;
 use hadris_iso::write::options::{BaseIsoLevel, CreationFeatures, IsoFormatOptions};
@@ -36,6 +37,8 @@ pub struct Interface {
     pub mac: String,
     /// How it gets addresses.
     pub addressing: Addressing,
+    /// Its static addresses. Their families use no DHCP.
+    pub addresses: Vec<StaticAddress>,
 }
 
 /// How an interface gets addresses. A guest without a network manager that works in the background waits in
@@ -86,11 +89,17 @@ impl Interface {
     /// depends on the guest. The DHCP server knows the guest by the same address: two guests of an image with
     /// a machine-id in it would share a lease. The guest does not wait for the second and further interfaces.
     fn config(&self, index: usize) -> String {
-        let Addressing {
-            dhcp4,
-            accept_ra,
-            dhcp6,
-        } = self.addressing;
+        let has = |is_ipv6: bool| {
+            let mut all = self.addresses.iter();
+            all.any(|address| address.address.is_ipv6() == is_ipv6)
+        };
+        let (is_static4, is_static6) = (has(false), has(true));
+        let dhcp4 = self.addressing.dhcp4 && !is_static4;
+        let dhcp6 = self.addressing.dhcp6 && !is_static6;
+        // Without a gateway, the routes come from the advertisements, as may a further address.
+        let mut gateways = self.addresses.iter().filter_map(|given| given.gateway);
+        let has_gateway6 = gateways.any(|gateway| gateway.is_ipv6());
+        let accept_ra = self.addressing.accept_ra && !has_gateway6;
         let mut lines = vec![
             format!("  eth{index}:"),
             format!("    match: {{macaddress: \"{}\"}}", self.mac),
@@ -105,6 +114,18 @@ impl Interface {
         add(dhcp4, "dhcp-identifier: mac");
         add(dhcp6, "dhcp6: true");
         add(accept_ra, "accept-ra: true");
+        // Guests accept advertisements unless told otherwise.
+        add(has_gateway6, "accept-ra: false");
+        let addresses = self.addresses.iter();
+        let addresses: Vec<_> = addresses
+            .map(|given| format!("\"{}/{}\"", given.address, given.prefix))
+            .collect();
+        add(
+            !addresses.is_empty(),
+            &format!("addresses: [{}]", addresses.join(", ")),
+        );
+        let routes = self.routes(index);
+        add(!routes.is_empty(), &format!("routes: [{}]", routes.join(", ")));
         if index > 0 {
             let metric = METRIC + index;
             add(true, "optional: true");
@@ -113,6 +134,25 @@ impl Interface {
             add(dhcp6, &format!("dhcp6-overrides: {{route-metric: {metric}}}"));
         }
         lines.into_iter().map(|line| line + "\n").collect()
+    }
+}
+
+impl Interface {
+    /// Returns the default routes through the gateways of the static addresses, each gateway once.
+    fn routes(&self, index: usize) -> Vec<String> {
+        let mut gateways: Vec<_> = self.addresses.iter().filter_map(|given| given.gateway).collect();
+        gateways.sort_unstable();
+        gateways.dedup();
+        let metric = if index > 0 {
+            format!(", metric: {}", METRIC + index)
+        } else {
+            String::new()
+        };
+        let route = |gateway: &IpAddr| {
+            let to = if gateway.is_ipv6() { "::/0" } else { "0.0.0.0/0" };
+            format!("{{to: \"{to}\", via: \"{gateway}\"{metric}}}")
+        };
+        gateways.iter().map(route).collect()
     }
 }
 
@@ -190,6 +230,7 @@ mod tests {
             interfaces: vec![Interface {
                 mac: "52:01:02:03:04:05".to_owned(),
                 addressing: Addressing::ANY,
+                addresses: Vec::new(),
             }],
         }
     }
@@ -201,6 +242,7 @@ mod tests {
             .map(|(index, addressing)| Interface {
                 mac: format!("52:01:02:03:04:{index:02x}"),
                 addressing: *addressing,
+                addresses: Vec::new(),
             });
         let instance = Instance {
             interfaces: interfaces.collect(),
@@ -290,6 +332,65 @@ mod tests {
             }
             assert_eq!(interface, expected);
         }
+    }
+
+    #[test]
+    fn static_addresses_replace_dhcp_of_their_family() {
+        let address = |address: &str, prefix: u8, gateway: Option<&str>| {
+            let pool = serde_json::json!({"apiGroup": "g", "kind": "Pool", "name": "p"});
+            let mut given = serde_json::json!({"address": address, "prefix": prefix, "pool": pool});
+            if let Some(gateway) = gateway {
+                given["gateway"] = gateway.into();
+            }
+            serde_json::from_value::<StaticAddress>(given).unwrap()
+        };
+        let interface = |mac: &str, addresses: Vec<StaticAddress>| Interface {
+            mac: mac.to_owned(),
+            addressing: Addressing::ANY,
+            addresses,
+        };
+        let instance = Instance {
+            interfaces: vec![
+                interface(
+                    "52:01:02:03:04:00",
+                    vec![
+                        address("10.0.0.2", 24, Some("10.0.0.1")),
+                        address("10.0.0.3", 24, Some("10.0.0.1")),
+                        address("fd00::2", 64, Some("fe80::1")),
+                    ],
+                ),
+                interface(
+                    "52:01:02:03:04:01",
+                    vec![address("10.1.0.2", 16, Some("10.1.0.1"))],
+                ),
+                interface("52:01:02:03:04:02", vec![address("fd01::2", 64, None)]),
+            ],
+            ..instance()
+        };
+        let network: serde_json::Value = serde_saphyr::from_str(&instance.network_config()).unwrap();
+        let mut interfaces = ["eth0", "eth1", "eth2"].map(|name| network["ethernets"][name].clone());
+        for interface in &mut interfaces {
+            for field in ["match", "set-name"] {
+                assert!(interface.as_object_mut().unwrap().remove(field).is_some());
+            }
+        }
+        let expected = [
+            serde_json::json!({
+                "dhcp4": false, "accept-ra": false,
+                "addresses": ["10.0.0.2/24", "10.0.0.3/24", "fd00::2/64"],
+                "routes": [{"to": "0.0.0.0/0", "via": "10.0.0.1"}, {"to": "::/0", "via": "fe80::1"}],
+            }),
+            serde_json::json!({
+                "dhcp4": false, "dhcp6": true, "accept-ra": true, "optional": true,
+                "dhcp6-overrides": {"route-metric": 2001}, "addresses": ["10.1.0.2/16"],
+                "routes": [{"to": "0.0.0.0/0", "via": "10.1.0.1", "metric": 2001}],
+            }),
+            serde_json::json!({
+                "dhcp4": true, "dhcp-identifier": "mac", "accept-ra": true, "optional": true,
+                "dhcp4-overrides": {"route-metric": 2002}, "addresses": ["fd01::2/64"],
+            }),
+        ];
+        assert_eq!(interfaces, expected);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cmi_driver::{Code, ProviderSpec, Result, SpecSchema, Status, tags};
+use cmi_driver::{Code, ProviderSpec, Result, SpecSchema, StaticAddress, Status, tags};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
@@ -24,6 +24,8 @@ const SHARES: std::ops::RangeInclusive<u64> = 2..=10_000;
 const LEAST_MEMORY_MIB: u64 = 64;
 /// The field with the networks.
 const NETWORKS: &str = "networks";
+/// The field with the static addresses.
+pub const NETWORK_ADDRESSES: &str = "networkAddresses";
 /// The field with the data disks.
 const DISKS: &str = "disks";
 /// The most network interfaces of a VM.
@@ -57,6 +59,10 @@ pub struct VmSpec {
     #[serde(default, deserialize_with = "names_if_there")]
     #[schemars(with = "Vec<String>", length(min = 1, max = MAX_NETWORKS))]
     pub networks: Option<Vec<String>>,
+    /// The static addresses, which the provider sets.
+    #[serde(default)]
+    #[schemars(skip)]
+    pub network_addresses: Vec<StaticAddress>,
     /// The data disks. They are empty when the VM is created, and deleted with it. The guest finds the first
     /// one at `/dev/disk/by-id/virtio-data-0`. Default: none.
     #[serde(default, deserialize_with = "not_too_many")]
@@ -198,6 +204,19 @@ impl VmSpec {
         self.disks.iter().map(|disk| disk.size)
     }
 
+    /// Returns the static addresses of an interface. An address without a network is for the first interface,
+    /// any other for the first interface of its network.
+    pub fn addresses_of(&self, interface: usize, networks: &[impl AsRef<str>]) -> Vec<StaticAddress> {
+        let place = |address: &&StaticAddress| match &address.network {
+            Some(name) => networks.iter().position(|network| network.as_ref() == name),
+            None => Some(0),
+        };
+        let all = self.network_addresses.iter();
+        all.filter(|address| place(address) == Some(interface))
+            .cloned()
+            .collect()
+    }
+
     /// Returns the tags that do not identify the machine.
     pub fn own_tags(&self) -> BTreeMap<String, String> {
         let all = self.tags.iter();
@@ -264,7 +283,17 @@ impl VmSpec {
                 config.networks.keys(),
             )),
         };
-        asked.map(of).collect()
+        let networks: Vec<_> = asked.map(of).collect::<Result<_>>()?;
+        let names = || networks.iter().map(|(name, _)| *name);
+        for (index, address) in self.network_addresses.iter().enumerate() {
+            if let Some(name) = &address.network
+                && !names().any(|known| known == name)
+            {
+                let place = format!("/{NETWORK_ADDRESSES}/{index}/network");
+                return Err(unknown(&place, name, names()));
+            }
+        }
+        Ok(networks)
     }
 
     /// Checks that the configuration has the spec's host.
@@ -531,6 +560,52 @@ mod tests {
                 .unwrap_or_default();
             assert!(message.contains(place), "{change}: {message}");
         }
+    }
+
+    #[test]
+    fn an_address_is_for_the_first_interface_or_that_of_its_network() {
+        let address = |ip: &str, network: Option<&str>| {
+            let pool = json!({"apiGroup": "g", "kind": "Pool", "name": "p"});
+            let mut address = json!({"address": ip, "prefix": 24, "pool": pool});
+            if let Some(network) = network {
+                address["network"] = json!(network);
+            }
+            address
+        };
+        let spec = |addresses: Value, networks: Value| {
+            with(&json!({"networkAddresses": addresses, "networks": networks}))
+        };
+        let all = json!([
+            address("10.0.0.2", None),
+            address("fd00::2", Some("lan")),
+            address("10.1.0.2", Some("storage")),
+        ]);
+        let read = VmSpec::read(&spec(all.clone(), json!(["lan", "storage", "lan"])), Tagged::Not).unwrap();
+        let config = example();
+        read.within(&config).unwrap();
+        let of = |interface| {
+            let found = read
+                .addresses_of(interface, &["lan", "storage", "lan"])
+                .into_iter();
+            found
+                .map(|address| address.address.to_string())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            [of(0), of(1), of(2)],
+            [vec!["10.0.0.2", "fd00::2"], vec!["10.1.0.2"], vec![]]
+        );
+        let status = refusal(&json!({"networkAddresses": all, "networks": ["lan"]})).unwrap();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        let message = status.message();
+        assert!(
+            message.contains("/networkAddresses/2/network is `storage`"),
+            "{message}"
+        );
+        assert!(
+            schema(&config).check(&spec(all, json!(["lan"]))).is_err(),
+            "users can set it"
+        );
     }
 
     /// DRV-CR-11

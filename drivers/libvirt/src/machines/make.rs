@@ -64,6 +64,13 @@ pub struct MachineRequest {
     pub guests: Arc<Guests>,
 }
 
+impl MachineRequest {
+    fn is_ignition(&self) -> bool {
+        let format = self.format.as_ref();
+        format.is_some_and(|format| format.expose() == IGNITION)
+    }
+}
+
 /// The result of a request that was decided. Any other outcome is an error.
 #[derive(Debug)]
 pub enum Created {
@@ -140,6 +147,11 @@ fn changed_meanwhile(request: &MachineRequest) -> Status {
 
 /// Checks whether the host can have the machine, and reserves the memory.
 fn check(connect: &Connect, request: &MachineRequest) -> Result<Checked> {
+    if request.is_ignition() && !request.spec.network_addresses.is_empty() {
+        let what = "static addresses require bootstrap data for cloud-init, and this is for Ignition: set \
+            them there, without addressesFromPools";
+        return Err(Status::new(Code::InvalidArgument, what));
+    }
     let memory = super::memory(connect, request.reserved_mib)?;
     let (host, needed) = (&request.host, request.size.memory_mib);
     let held = request
@@ -238,14 +250,14 @@ fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Resul
         .user_data
         .as_ref()
         .map_or([].as_slice(), SecretValue::expose);
-    let is_ignition = request
-        .format
-        .as_ref()
-        .is_some_and(|format| format.expose() == IGNITION);
+    let is_ignition = request.is_ignition();
     let macs = key.macs(request.networks.len());
-    let interfaces = macs.iter().zip(addressing).map(|(mac, addressing)| Interface {
+    let networks: Vec<_> = request.networks.iter().map(|(name, _)| name).collect();
+    let interfaces = macs.iter().zip(addressing).enumerate();
+    let interfaces = interfaces.map(|(index, (mac, addressing))| Interface {
         mac: mac.clone(),
         addressing: *addressing,
+        addresses: request.spec.addresses_of(index, &networks),
     });
     let instance = Instance {
         id: key.uuid().to_string(),
@@ -324,6 +336,7 @@ fn new_record(request: &MachineRequest, provider_id: String, root_bytes: u64) ->
         root_fs_bytes: root_bytes,
         disks_gb: request.spec.disk_sizes().collect(),
         networks: request.networks.iter().map(|(name, _)| name.clone()).collect(),
+        network_addresses: request.spec.network_addresses.clone(),
         image: request.image_name.clone(),
         host: request.host.clone(),
         tags: request.spec.own_tags(),
