@@ -29,6 +29,9 @@ func (d *driver[Spec]) GetExtensionCapabilities(
 		ProviderSpecSchema: d.specs.published,
 		ListHasState:       d.info.ListHasState,
 	}
+	if d.specs.has(addressesField) {
+		response.AddressPath = "/" + addressesField
+	}
 	if d.info.ConsistencyWindow > 0 {
 		response.ConsistencyWindow = durationpb.New(d.info.ConsistencyWindow)
 	}

@@ -15,8 +15,9 @@ import (
 
 // Fields of the provider spec that belong to the caller.
 const (
-	tagsField = "tags"
-	zoneField = "failureDomain"
+	tagsField      = "tags"
+	zoneField      = "failureDomain"
+	addressesField = "networkAddresses"
 )
 
 // schemas are the JSON Schemas of a provider spec, derived from its type.
@@ -60,6 +61,9 @@ func schemasFor(spec reflect.Type) (*schemas, error) {
 	}
 	properties[tagsField] = node{"type": "object", "additionalProperties": node{"type": "string"}}
 	required, _ := root["required"].([]any)
+	if slices.Contains(required, any(addressesField)) {
+		return nil, fmt.Errorf("the field %q of %s must be optional: only some machines have static addresses", addressesField, spec)
+	}
 	for _, name := range required {
 		made.required = append(made.required, fmt.Sprint(name))
 	}

@@ -115,6 +115,27 @@ func wantCode(t *testing.T, what string, err error, code codes.Code, message str
 	}
 }
 
+func TestStaticAddressesAreAnOptionalField(t *testing.T) {
+	type addressed struct {
+		Addresses []StaticAddress `json:"networkAddresses,omitempty"`
+	}
+	specs, err := newSpecs[addressed]()
+	if err != nil || !specs.has(addressesField) {
+		t.Fatalf("got %v", err)
+	}
+	text := `{"networkAddresses": [{"address": "10.0.0.2", "prefix": 24, "pool": {"apiGroup": "g", "kind": "P", "name": "n"}}]}`
+	read, err := specs.decodeNew([]byte(text))
+	if err != nil || len(read.spec.Addresses) != 1 || read.spec.Addresses[0].Pool.Kind != "P" {
+		t.Errorf("got %+v, %v", read, err)
+	}
+	type always struct {
+		Addresses []StaticAddress `json:"networkAddresses"`
+	}
+	if _, err := newSpecs[always](); err == nil || !strings.Contains(err.Error(), "must be optional") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestSpecGetsDefaultsAndTags(t *testing.T) {
 	read, err := testSpecs(t).decodeNew([]byte(`{"size": "small", "tags": {"team": "a"}}`))
 	if err != nil {

@@ -47,6 +47,27 @@ func (id Identity) Token() string {
 	return hex.EncodeToString(sum[:16])
 }
 
+// StaticAddress is an address that a VM must have from its creation. A Spec gets them if it has an optional field with
+// the JSON name `networkAddresses`, a list of this type. The caller sets it; users can't.
+type StaticAddress struct {
+	Address string `json:"address"`
+	// Prefix is the length of the prefix of the address's network.
+	Prefix int `json:"prefix"`
+	// Gateway is empty in a network without one.
+	Gateway string `json:"gateway,omitempty"`
+	// Network is the network of the VM, as users of the driver name it. Empty: the first one.
+	Network string `json:"network,omitempty"`
+	// Pool is the pool that the address is from.
+	Pool AddressPool `json:"pool"`
+}
+
+// AddressPool is a pool of addresses.
+type AddressPool struct {
+	APIGroup string `json:"apiGroup"`
+	Kind     string `json:"kind"`
+	Name     string `json:"name"`
+}
+
 // VM is a virtual machine that exists.
 type VM struct {
 	// ID is the ProviderID, equal to Node.spec.providerID: at most 512 bytes, unique and stable.

@@ -135,6 +135,24 @@ def test_the_digest_ignores_tags_order_and_hot_fields() -> None:
     assert SPECS.decode(text(diskGB=21)).digest != digest
 
 
+def test_static_addresses_are_an_optional_field() -> None:
+    @dataclass
+    class Addressed:
+        network_addresses: list[cmi.StaticAddress] = field(default_factory=list)
+
+    @dataclass
+    class Always:
+        network_addresses: list[cmi.StaticAddress]
+
+    given = {"address": "10.0.0.2", "prefix": 24, "pool": {"apiGroup": "g", "kind": "P", "name": "n"}}
+    specs = Specs(Addressed)
+    assert specs.schemas.has("networkAddresses")
+    read = specs.decode(json.dumps({"networkAddresses": [given]}).encode())
+    assert read.spec.network_addresses == [cmi.StaticAddress("10.0.0.2", 24, cmi.AddressPool("g", "P", "n"))]
+    with pytest.raises(TypeError, match="must be optional"):
+        Specs(Always)
+
+
 def test_zones_are_asked_for_before_there_is_a_spec() -> None:
     assert SPECS.decode_any(b"{}") is None
     assert SPECS.decode_any(b'{"tags":{"kubernetes.io/cluster":"c"}}') is None

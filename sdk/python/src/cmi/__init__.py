@@ -58,10 +58,12 @@ from .vm import (
     SPEC_TAG,
     VM,
     Address,
+    AddressPool,
     AddressType,
     Bootstrap,
     Identity,
     Power,
+    StaticAddress,
 )
 
 __all__ = [
@@ -71,6 +73,7 @@ __all__ = [
     "SPEC_TAG",
     "VM",
     "Address",
+    "AddressPool",
     "AddressType",
     "Answer",
     "Backend",
@@ -108,6 +111,7 @@ __all__ = [
     "Sizer",
     "Starter",
     "Starting",
+    "StaticAddress",
     "Stopper",
     "TLSFiles",
     "Taken",

@@ -29,7 +29,7 @@ from .driver import Driver, Machine, not_found, unlocked
 from .errors import BadRequest, Gone, Internal, Uninitialized, nothing_begun
 from .guard import Running, rpc
 from .machine import listed, look, require
-from .schema import TAGS_FIELD, ZONE_FIELD, escaped
+from .schema import ADDRESSES_FIELD, TAGS_FIELD, ZONE_FIELD, escaped
 from .spec import Decoded
 from .vm import CLUSTER_TAG, MACHINE_TAG, ROLE_TAG, SPEC_TAG, VM, Power
 from .wire import to_wire
@@ -61,6 +61,7 @@ class ExtensionService(Generic[Spec]):
             zones=schemas.has(ZONE_FIELD),
             provider_spec_schema=schemas.text,
             list_has_state=info.list_has_state,
+            address_path=f"/{ADDRESSES_FIELD}" if schemas.has(ADDRESSES_FIELD) else "",
         )
         if info.consistency_window > 0:
             response.consistency_window.FromTimedelta(timedelta(seconds=info.consistency_window))

@@ -16,6 +16,8 @@ TAGS_FIELD = "tags"
 """The field of the provider spec with the tags, which belongs to the caller."""
 ZONE_FIELD = "failureDomain"
 """The field of the provider spec with the failure domain, which the caller sets."""
+ADDRESSES_FIELD = "networkAddresses"
+"""The field of the provider spec with the static addresses, which the caller sets."""
 
 Node: TypeAlias = dict[str, Any]
 _TYPES: dict[Any, Node] = {
@@ -77,7 +79,7 @@ def schemas_for(spec: type) -> Schemas:
     """Derives the schemas of a provider spec.
 
     Raises:
-        TypeError: A field has a type that JSON does not have, or the field `tags`.
+        TypeError: A field has a type that JSON does not have, or is called `tags`, or must be optional.
     """
     if not dataclasses.is_dataclass(spec):
         raise TypeError(f"the provider spec {spec.__name__} must be a dataclass")
@@ -85,6 +87,10 @@ def schemas_for(spec: type) -> Schemas:
     root = _object(spec, "", hot)
     if TAGS_FIELD in root["properties"]:
         raise TypeError(f"{spec.__name__} has the field {TAGS_FIELD}, which this package reads; remove it")
+    if ADDRESSES_FIELD in root.get("required", ()):
+        raise TypeError(
+            f"the field {ADDRESSES_FIELD} of {spec.__name__} must be optional: only some machines have them"
+        )
     root["properties"][TAGS_FIELD] = {"type": "object", "additionalProperties": {"type": "string"}}
     Draft202012Validator.check_schema(root)
     names = Draft202012Validator(_without_values(root))

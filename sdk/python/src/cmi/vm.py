@@ -50,6 +50,34 @@ class Identity:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+@dataclass(frozen=True)
+class AddressPool:
+    """A pool of addresses."""
+
+    api_group: str
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class StaticAddress:
+    """An address that a VM must have from its creation.
+
+    A provider spec gets them if it has the optional field `network_addresses`, a list of this type. The caller sets it;
+    users cannot.
+    """
+
+    address: str
+    prefix: int
+    """The length of the prefix of the address's network."""
+    pool: AddressPool
+    """The pool that the address is from."""
+    gateway: str | None = None
+    """The gateway of the address's network, if it has one."""
+    network: str | None = None
+    """The network of the VM, as users of the driver name it. None: the first one."""
+
+
 class AddressType(IntEnum):
     """The type of an address, as in a Node's status."""
 
