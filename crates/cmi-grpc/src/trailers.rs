@@ -38,6 +38,8 @@ const MAX_RESPONSE: usize = 6 * 1024;
 const NAMES: usize = RESPONSE.len() + PER_HEADER + base64_len(ProviderId::MAX_BYTES + 253 + 16);
 /// The most bytes of a message in the header, which takes up to three bytes for each.
 const MAX_MESSAGE: usize = 2 * 1024;
+/// The bytes of the field's number and type before each address of a machine.
+const ADDRESS_KEY: usize = 1;
 /// The value of a flag that is set.
 const YES: &str = "true";
 /// The end of a message that was cut.
@@ -79,7 +81,14 @@ impl Outgoing {
     /// no client would read them.
     fn machine(&mut self, mut machine: v1::Machine) {
         let most = self.room.saturating_sub(RESPONSE.len() + PER_HEADER) / 4 * 3;
-        while machine.encoded_len() > most && machine.addresses.pop().is_some() {}
+        let addresses = std::mem::take(&mut machine.addresses);
+        let mut size = machine.encoded_len();
+        let fits = |address: &v1::MachineAddress| {
+            let length = address.encoded_len();
+            size += ADDRESS_KEY + prost::length_delimiter_len(length) + length;
+            size <= most
+        };
+        machine.addresses = addresses.into_iter().take_while(fits).collect();
         if machine.encoded_len() > most {
             machine.failure_domain.clear();
         }

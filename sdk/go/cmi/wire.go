@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/capcmi/cluster-api-provider-cmi/sdk/go/gen/capcmi/v1"
@@ -75,8 +76,15 @@ func (t *trailers) bytes(key string, value []byte) {
 // machine adds a VM, without addresses and then without its failure domain where they find no room.
 func (t *trailers) machine(machine *capcmiv1.Machine) {
 	most := max(0, t.room-len(responseKey)-perHeader) / 4 * 3
-	for proto.Size(machine) > most && len(machine.Addresses) > 0 {
-		machine.Addresses = machine.Addresses[:len(machine.Addresses)-1]
+	addresses := machine.Addresses
+	machine.Addresses = nil
+	size := proto.Size(machine)
+	for _, address := range addresses {
+		// The key of the field takes one byte.
+		if size += 1 + protowire.SizeBytes(proto.Size(address)); size > most {
+			break
+		}
+		machine.Addresses = append(machine.Addresses, address)
 	}
 	if proto.Size(machine) > most {
 		machine.FailureDomain = ""

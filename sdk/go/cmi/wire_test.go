@@ -14,7 +14,9 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
+	"github.com/capcmi/cluster-api-provider-cmi/sdk/go/gen/capcmi/v1"
 	"github.com/capcmi/cluster-api-provider-cmi/sdk/go/gen/cmi/v1"
 )
 
@@ -107,5 +109,25 @@ func TestAnswerHeadersStayWithinTheirLimit(t *testing.T) {
 	}
 	if cut("short", maxMessage) != "short" || cut(strings.Repeat("x", 9000), maxMessage) != cutMark {
 		t.Error("a message is cut within a word")
+	}
+}
+
+func TestAsManyAddressesAreSentAsFindRoom(t *testing.T) {
+	for _, length := range []int{1, 123, 124, 128, 256} {
+		vm := &VM{ID: "id", Name: "name"}
+		for range 5000 {
+			vm.Addresses = append(vm.Addresses, Address{InternalIP, strings.Repeat("a", length)})
+		}
+		sent := newTrailers()
+		most := (sent.room - len(responseKey) - perHeader) / 4 * 3
+		sent.machine(toWire(vm))
+		var kept capcmiv1.Machine
+		if err := proto.Unmarshal([]byte(sent.metadata.Get(responseKey)[0]), &kept); err != nil {
+			t.Fatal(err)
+		}
+		vm.Addresses = vm.Addresses[:len(kept.Addresses)+1]
+		if proto.Size(&kept) > most || proto.Size(toWire(vm)) <= most {
+			t.Errorf("%d addresses of %d bytes were sent", len(kept.Addresses), length)
+		}
 	}
 }

@@ -11,7 +11,7 @@ import pytest
 from capcmi.v1 import capcmi_pb2 as ext
 from cmi.call import REDACTED, scrubbed
 from cmi.v1 import cmi_pb2 as pb
-from cmi.wire import answer, cut, header_size
+from cmi.wire import Trailers, answer, cut, header_size
 
 SECRET = b'p/w"\xc3\xa9 with spaces\nand a second long line'
 
@@ -77,6 +77,22 @@ def test_the_headers_of_an_error_stay_below_the_limit() -> None:
     response = sent["capcmi-response-bin"]
     assert isinstance(response, bytes)
     assert ext.Machine.FromString(response).provider_id == "x" * 512
+
+
+@pytest.mark.parametrize("length", [1, 123, 124, 128, 256])
+def test_as_many_addresses_are_sent_as_find_room(length: int) -> None:
+    def vm(count: int) -> ext.Machine:
+        address = ext.MachineAddress(type="INTERNAL_IP", address="a" * length)
+        return ext.Machine(provider_id="id", node_name="name", addresses=[address] * count)
+
+    sent = Trailers()
+    most = (sent.room - len("capcmi-response-bin") - 32) // 4 * 3
+    sent.machine(vm(5000))
+    response = dict(sent.metadata)["capcmi-response-bin"]
+    assert isinstance(response, bytes)
+    kept = len(ext.Machine.FromString(response).addresses)
+    assert response == vm(kept).SerializeToString()
+    assert len(response) <= most < vm(kept + 1).ByteSize()
 
 
 def test_an_error_with_a_vm_does_not_claim_that_nothing_began() -> None:

@@ -287,13 +287,31 @@ fn the_last_known_state_of_a_machine_in_an_error_is_sent_once() {
     assert_eq!(read.machine(), Some(&machine()));
 }
 
+/// The length of an address takes one byte or two.
 #[test]
-fn addresses_that_find_no_room_are_left_out() {
-    let mut long = machine();
-    long.addresses = vec![long_address(); 50];
-    let read = from_grpc(to_grpc(&Status::new(Code::Uninitialized, "x").with_machine(long)));
-    let kept = read.machine().unwrap().addresses.len();
-    assert!((10..50).contains(&kept), "{kept}");
+fn as_many_addresses_are_sent_as_find_room() {
+    for length in [1, 123, 124, 128, 256] {
+        let address = Address {
+            address: "a".repeat(length),
+            ..long_address()
+        };
+        let with = |count| {
+            v1::Machine::from(Machine {
+                addresses: vec![address.clone(); count],
+                ..machine()
+            })
+        };
+        let mut outgoing = Outgoing::new();
+        let most = (outgoing.room - RESPONSE.len() - PER_HEADER) / 4 * 3;
+        outgoing.machine(with(5000));
+        let sent = bytes(&outgoing.metadata, RESPONSE).unwrap();
+        let kept = v1::Machine::decode(sent.as_slice()).unwrap().addresses.len();
+        assert_eq!(sent, with(kept).encode_to_vec());
+        assert!(
+            sent.len() <= most && with(kept + 1).encoded_len() > most,
+            "{length}"
+        );
+    }
 }
 
 #[test]

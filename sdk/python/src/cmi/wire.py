@@ -59,12 +59,24 @@ class Trailers:
     def machine(self, machine: ext.Machine) -> None:
         """Adds a VM, without addresses and then without its failure domain where they find no room."""
         most = max(0, self.room - len(_RESPONSE) - _PER_HEADER) // 4 * 3
-        while machine.ByteSize() > most and machine.addresses:
-            del machine.addresses[-1]
+        addresses = list(machine.addresses)
+        machine.ClearField("addresses")
+        size = machine.ByteSize()
+        for address in addresses:
+            size += field_size(address)
+            if size > most:
+                break
+            machine.addresses.append(address)
         if machine.ByteSize() > most:
             machine.failure_domain = ""
         if machine.ByteSize() <= most:
             self.binary(_RESPONSE, machine.SerializeToString())
+
+
+def field_size(address: ext.MachineAddress) -> int:
+    """Returns the bytes of an address in a message: its key in a byte, its length in bytes of 7 bits, and itself."""
+    size = address.ByteSize()
+    return 1 + max(1, (size.bit_length() + 6) // 7) + size
 
 
 def beside(context: Any, vm: VM) -> None:
