@@ -125,12 +125,19 @@ impl Capabilities {
             operations: BTreeSet::new(),
             zones: false,
             consistency_window: Duration::ZERO,
-            tag_path: JsonPointer::field("tags"),
+            tag_path: JsonPointer::field(tags::FIELD),
             address_path: None,
             hot_updatable: Vec::new(),
             provider_spec_schema: None,
             list_has_state: false,
         }
+    }
+
+    /// The same capabilities with further optional calls.
+    #[must_use]
+    pub fn with_calls(mut self, calls: impl IntoIterator<Item = Operation>) -> Self {
+        self.operations.extend(calls);
+        self
     }
 
     /// Whether this call may be made. Required calls and identity calls are always allowed.

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Deserialize as _;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use serde_path_to_error::{Path, Segment};
 
-use super::{JsonPointer, StaticAddress};
+use super::{Code, JsonPointer, StaticAddress, Status};
 
 /// Secret key of the bootstrap data.
 pub const USER_DATA: &str = "userData";
@@ -86,6 +88,24 @@ impl ProviderSpec {
         })
     }
 
+    /// Reads the spec into the driver's own type. The type refuses unknown fields with serde's attribute
+    /// `deny_unknown_fields` (DRV-02, DRV-04).
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT with the JSON pointer of the field.
+    pub fn decode<T: DeserializeOwned>(&self) -> Result<T, Status> {
+        serde_path_to_error::deserialize(Value::Object(self.0.clone())).map_err(|error| {
+            let place = pointer(error.path());
+            let of_spec = if place.is_empty() {
+                place
+            } else {
+                format!("'s {place}")
+            };
+            let what = format!("the provider spec{of_spec} is invalid: {}", error.into_inner());
+            Status::new(Code::InvalidArgument, what)
+        })
+    }
+
     /// Removes these tags from the object that holds the tags, so that machines of one class are equal.
     pub fn remove_tags(&mut self, tag_path: &JsonPointer, names: &[&str]) {
         let Some((first, rest)) = tag_path.segments().split_first() else {
@@ -162,6 +182,18 @@ fn remove_static_addresses(object: &mut Map<String, Value>) -> bool {
     removed
 }
 
+/// The JSON pointer to a place that serde has reached; empty for the document as a whole.
+fn pointer(path: &Path) -> String {
+    let escaped = |name: &str| name.replace('~', "~0").replace('/', "~1");
+    path.iter()
+        .map(|segment| match segment {
+            Segment::Seq { index } => format!("/{index}"),
+            Segment::Map { key } | Segment::Enum { variant: key } => format!("/{}", escaped(key)),
+            Segment::Unknown => String::new(),
+        })
+        .collect()
+}
+
 /// The source of a machine.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MachineClass {
@@ -210,6 +242,48 @@ mod tests {
             Value::Object(spec.0),
             serde_json::json!({"a": 1, "tags": {"x": 1}, "meta": {"tags": {"y": 2}}})
         );
+    }
+
+    /// DRV-02, DRV-04
+    #[test]
+    fn a_field_that_cannot_be_read_is_named_by_its_pointer() {
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Spec {
+            disks: Vec<Disk>,
+            #[serde(default)]
+            tags: BTreeMap<String, String>,
+        }
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Disk {
+            size: u64,
+        }
+        let decode = |value: Value| ProviderSpec(value.as_object().unwrap().clone()).decode::<Spec>();
+        let read = decode(serde_json::json!({"disks": [{"size": 1}]})).unwrap();
+        assert_eq!((read.disks[0].size, read.tags.len()), (1, 0));
+        for (spec, start) in [
+            (
+                serde_json::json!({}),
+                "the provider spec is invalid: missing field `disks`",
+            ),
+            (
+                serde_json::json!({"disks": [], "colour": 1}),
+                "the provider spec's /colour is invalid: ",
+            ),
+            (
+                serde_json::json!({"disks": [{"size": 1}, {"size": "1"}]}),
+                "the provider spec's /disks/1/size is invalid: ",
+            ),
+            (
+                serde_json::json!({"disks": [], "tags": {"a/b.c~d": 1}}),
+                "the provider spec's /tags/a~1b.c~0d is invalid: ",
+            ),
+        ] {
+            let status = decode(spec).unwrap_err();
+            assert_eq!(status.code(), Code::InvalidArgument);
+            assert!(status.message().starts_with(start), "{status}");
+        }
     }
 
     #[test]

@@ -19,6 +19,12 @@
 //! * Secrets hold the bootstrap data under [`USER_DATA`] and its format under [`USER_DATA_FORMAT`].
 //! * The provider spec is the user's JSON object with tags, failure domain and static addresses
 //!   injected.
+//!
+//! # Help for a driver
+//! [`ProviderSpec::decode`] and [`fields`] read the provider spec, [`MachineKey`] knows the VMs of a machine,
+//! and [`Locks`] keep changes of one machine apart. The crate `cmi-grpc` serves the driver.
+
+#![deny(missing_docs)]
 
 mod calls;
 mod capabilities;
@@ -27,6 +33,10 @@ mod class;
 mod code;
 mod dns;
 mod error_chain;
+pub mod fields;
+mod hosted_id;
+mod locks;
+mod machine_key;
 mod messages;
 mod named_enum;
 mod operation;
@@ -47,6 +57,9 @@ pub use class::{MachineClass, ProviderSpec, SecretValue, Secrets, USER_DATA, USE
 pub use code::{Code, ParseCodeError};
 pub use dns::{is_dns_label, is_dns_subdomain};
 pub use error_chain::ErrorChain;
+pub use hosted_id::HostedId;
+pub use locks::{HeldLock, Locks};
+pub use machine_key::MachineKey;
 pub use messages::*;
 pub use operation::Operation;
 pub use request::Request;

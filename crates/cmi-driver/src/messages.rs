@@ -406,6 +406,17 @@ pub struct PluginInfo {
     pub manifest: BTreeMap<String, String>,
 }
 
+impl PluginInfo {
+    /// Creates the info of a driver without further properties.
+    pub fn new(name: impl Into<String>, version: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            version: version.into(),
+            manifest: BTreeMap::new(),
+        }
+    }
+}
+
 /// Whether a driver can serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {

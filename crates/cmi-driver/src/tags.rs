@@ -1,7 +1,9 @@
 //! Tags that mark a VM as the provider's, and the other keys of a provider spec that are reserved for the
 //! controller.
 
-use super::{Capabilities, ProviderSpec};
+use std::collections::BTreeMap;
+
+use super::{Capabilities, JsonPointer, ProviderSpec, Result, Status, fields};
 
 /// Tag with the cluster id: a driver never acts on a VM with another id (DRV-20, DRV-28).
 pub const CLUSTER: &str = "kubernetes.io/cluster";
@@ -13,8 +15,35 @@ pub const MACHINE: &str = "capcmi.io/machine";
 /// Field of the provider spec with the failure domain that a Machine requests.
 pub const FAILURE_DOMAIN: &str = "failureDomain";
 
+/// Field of the provider spec with the tags, unless [`Capabilities::tag_path`] names another place.
+pub const FIELD: &str = "tags";
+
 /// The tags that the controller sets; a user's spec may not hold them.
 pub const RESERVED: [&str; 3] = [CLUSTER, ROLE, MACHINE];
+
+/// Returns the cluster id in the tags of a provider spec. A call about a cluster needs nothing else (DRV-04).
+///
+/// # Errors
+/// INVALID_ARGUMENT with the path of the tag.
+pub fn cluster(all: &BTreeMap<String, String>) -> Result<&str> {
+    required(all, CLUSTER)
+}
+
+/// Returns the tags that do not identify the machine: the user's own.
+pub fn own(all: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let own = all.iter().filter(|(tag, _)| !RESERVED.contains(&tag.as_str()));
+    own.map(|(tag, value)| (tag.clone(), value.clone())).collect()
+}
+
+pub(crate) fn required<'a>(all: &'a BTreeMap<String, String>, tag: &str) -> Result<&'a str> {
+    let value = all.get(tag).map(String::as_str);
+    let value = value.filter(|value| !value.trim().is_empty());
+    value.ok_or_else(|| invalid(tag, "is required and must be a string"))
+}
+
+pub(crate) fn invalid(tag: &str, problem: &str) -> Status {
+    fields::invalid(&JsonPointer::field(FIELD).child(tag).to_string(), problem)
+}
 
 /// A key of a provider spec that is reserved for the controller; the text names the field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -43,7 +72,7 @@ pub enum ReservedKey {
 ///
 /// # Errors
 /// The first key that is not free.
-pub fn check_free(spec: &ProviderSpec, capabilities: &Capabilities) -> Result<(), ReservedKey> {
+pub fn check_free(spec: &ProviderSpec, capabilities: &Capabilities) -> std::result::Result<(), ReservedKey> {
     let mut spec = spec.clone();
     let tags = spec
         .object_at(&capabilities.tag_path)

@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::config::Size;
+use crate::identity::Names as _;
 use crate::layers::Layers;
 use crate::record::Record;
 

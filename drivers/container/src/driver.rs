@@ -7,19 +7,18 @@ use std::time::Duration;
 use cmi_driver::{
     Capabilities, ClassDescription, Code, Console, CreateMachineRequest, DeclaredCapabilities,
     DeleteMachineRequest, DeleteMachineResponse, DescribeClassRequest, Driver, GetConsoleRequest,
-    GetMachineStatusRequest, InitializeMachineRequest, JsonPointer, ListMachinesRequest, ListZonesRequest,
-    ListedMachine, Machine, MachineRef, Operation, PluginInfo, ProviderId, Readiness, RestartMachineRequest,
-    Result, SecretValue, ShutDownMachineRequest, ShutDownMachineResponse, Status, USER_DATA,
-    USER_DATA_FORMAT, UpdateMachineRequest, Zone, async_trait, is_dns_subdomain,
+    GetMachineStatusRequest, HostedId, InitializeMachineRequest, JsonPointer, ListMachinesRequest,
+    ListZonesRequest, ListedMachine, Locks, Machine, MachineRef, Operation, PluginInfo, ProviderId,
+    Readiness, RestartMachineRequest, Result, SecretValue, ShutDownMachineRequest, ShutDownMachineResponse,
+    Status, USER_DATA, USER_DATA_FORMAT, UpdateMachineRequest, Zone, async_trait, tags,
 };
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep};
 
 use crate::config::Config;
-use crate::identity::{MachineId, MachineKey};
-use crate::locks::Locks;
-use crate::machines::{self, Machines};
-use crate::spec::{self, MachineSpec, NETWORK_ADDRESSES, SIZE, TAGS, Tagged};
+use crate::identity::{MachineKey, Names as _, SCHEME};
+use crate::machines::Machines;
+use crate::spec::{self, MachineSpec, NETWORK_ADDRESSES, SIZE};
 
 /// Name of the driver.
 pub const NAME: &str = "container.capcmi.io";
@@ -60,26 +59,18 @@ struct MachineCall {
     key: MachineKey,
     spec: MachineSpec,
     /// The id that the caller knows.
-    id: Option<MachineId>,
+    id: Option<HostedId>,
 }
 
 impl MachineCall {
     /// Checks name, provider id and spec of a call.
     fn read(machine: &MachineRef, provider_id: Option<&ProviderId>) -> Result<Self> {
-        if !is_dns_subdomain(&machine.name) {
-            let what = format!(
-                "the machine name `{}` is no DNS subdomain: 1 to 253 lower case letters, digits, `-` and \
-                 `.`, with a letter or digit at both ends",
-                machine.name
-            );
-            return Err(Status::new(Code::InvalidArgument, what));
-        }
-        let id = provider_id.map(|id| id.as_str().parse()).transpose()?;
-        let spec = MachineSpec::read(&machine.class.provider_spec, Tagged::Machine)?;
+        let id = provider_id.map(|id| HostedId::parse(SCHEME, id.as_str()));
+        let spec = MachineSpec::read(&machine.class.provider_spec)?;
         Ok(Self {
-            key: spec.key(&machine.name),
+            key: MachineKey::read(machine, &spec.tags)?,
             spec,
-            id,
+            id: id.transpose()?,
         })
     }
 
@@ -93,7 +84,7 @@ impl MachineCall {
         if self.is_possible() {
             return Ok(self);
         }
-        Err(machines::not_found(&self.key))
+        Err(self.key.not_found())
     }
 }
 
@@ -126,7 +117,7 @@ impl ContainerDriver {
         asked: &MachineCall,
         job: impl FnOnce(&Machines, &MachineKey) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let held = self.locks.hold(&asked.key.folder_name()).await?;
+        let held = self.locks.hold(&asked.key.lock_name()).await?;
         let key = asked.key.clone();
         self.run(move |machines| {
             let _held = held;
@@ -172,20 +163,16 @@ fn user_data(machine: &MachineRef) -> Result<Option<SecretValue>> {
 #[async_trait]
 impl Driver for ContainerDriver {
     async fn get_plugin_info(&self) -> Result<PluginInfo> {
-        Ok(PluginInfo {
-            name: NAME.to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            manifest: BTreeMap::new(),
-        })
+        Ok(PluginInfo::new(NAME, env!("CARGO_PKG_VERSION")))
     }
 
     async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
         Ok(Capabilities {
             operations: OFFERED.into_iter().collect(),
             zones: true,
-            tag_path: JsonPointer::field(TAGS),
+            tag_path: JsonPointer::field(tags::FIELD),
             address_path: Some(JsonPointer::field(NETWORK_ADDRESSES)),
-            hot_updatable: [TAGS, SIZE].map(JsonPointer::field).to_vec(),
+            hot_updatable: [tags::FIELD, SIZE].map(JsonPointer::field).to_vec(),
             provider_spec_schema: Some(spec::schema(&self.config)),
             list_has_state: true,
             ..Capabilities::minimal()
@@ -244,8 +231,9 @@ impl Driver for ContainerDriver {
     }
 
     async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
-        let spec = MachineSpec::read(&request.class.provider_spec, Tagged::Cluster)?;
-        self.run(move |machines| machines.list(spec.cluster())).await
+        let spec = MachineSpec::read(&request.class.provider_spec)?;
+        let cluster = tags::cluster(&spec.tags)?.to_owned();
+        self.run(move |machines| machines.list(&cluster)).await
     }
 
     /// Starts a machine whose creation was cut off before its start.
@@ -290,9 +278,8 @@ impl Driver for ContainerDriver {
     async fn list_zones(&self, request: ListZonesRequest) -> Result<Vec<Zone>> {
         // A Cluster asks before it has a machine: a spec without a pool gets all hosts.
         let hosts: Vec<&str> = if request.class.provider_spec.0.contains_key("vmPool") {
-            MachineSpec::read(&request.class.provider_spec, Tagged::Not)?
-                .within(&self.config)?
-                .hosts
+            let spec = MachineSpec::read(&request.class.provider_spec)?;
+            spec.within(&self.config)?.hosts
         } else {
             self.config.hosts.keys().map(String::as_str).collect()
         };
@@ -305,7 +292,7 @@ impl Driver for ContainerDriver {
     }
 
     async fn describe_class(&self, request: DescribeClassRequest) -> Result<ClassDescription> {
-        let spec = MachineSpec::read(&request.class.provider_spec, Tagged::Not)?;
+        let spec = MachineSpec::read(&request.class.provider_spec)?;
         let size = spec.within(&self.config)?.size;
         Ok(ClassDescription {
             capacity: BTreeMap::from([

@@ -10,7 +10,6 @@ mod driver;
 mod errors;
 pub mod identity;
 mod layers;
-mod locks;
 mod machines;
 mod network;
 mod programs;

@@ -11,19 +11,19 @@ use std::sync::Mutex;
 
 use cmi_driver::{
     Address, AddressType, Code, Console, ListedMachine, Machine, PowerState, Result, Status,
-    UpdateMachineRequest,
+    UpdateMachineRequest, tags,
 };
 use jiff::{SignedDuration, Timestamp};
 
 use crate::config::Config;
 use crate::console;
 use crate::errors::status;
-use crate::identity::MachineKey;
+use crate::identity::{MachineKey, Names as _};
 use crate::network::Network;
 use crate::programs::Programs;
 use crate::record::Record;
 use crate::runtime::{CONSOLE_LOG, Container, Runtime};
-use crate::spec::{MachineSpec, Tagged};
+use crate::spec::MachineSpec;
 use crate::state::{self, StateFolder};
 
 /// The file of an administrator's lock on a machine. Its text is the reason.
@@ -133,7 +133,7 @@ impl Machines {
     pub fn find(&self, key: &MachineKey) -> Result<Record> {
         match self.look(key)? {
             Lookup::Ours(record) => Ok(*record),
-            Lookup::Nothing | Lookup::Other => Err(not_found(key)),
+            Lookup::Nothing | Lookup::Other => Err(key.not_found()),
         }
     }
 
@@ -297,9 +297,10 @@ impl Machines {
     pub fn update(&self, key: &MachineKey, spec: &MachineSpec, request: &UpdateMachineRequest) -> Result<()> {
         let before = self.find(key)?;
         self.ensure_not_locked(&before)?;
-        let last = MachineSpec::read(&request.last_applied_provider_spec, Tagged::Not)?.own_tags();
+        let last = MachineSpec::read(&request.last_applied_provider_spec)?;
+        let last = tags::own(&last.tags);
         let mut record = before.clone();
-        let wanted = spec.own_tags();
+        let wanted = tags::own(&spec.tags);
         record
             .tags
             .retain(|tag, _| wanted.contains_key(tag) || !last.contains_key(tag));
@@ -393,12 +394,6 @@ fn warn_of_few_inotify_instances() {
             "few machines with a kubelet can run: raise the sysctl fs.inotify.max_user_instances"
         );
     }
-}
-
-/// The error for a machine that does not exist.
-pub fn not_found(key: &MachineKey) -> Status {
-    let what = format!("cluster `{}` has no machine `{}`", key.cluster, key.name);
-    Status::new(Code::NotFound, what)
 }
 
 /// Maps the failure to start a machine that was restarted. RESOURCE_EXHAUSTED would say that nothing was

@@ -8,7 +8,7 @@ use cmi_driver::{Code, Result, Status};
 use serde::Deserialize;
 
 use crate::config::{Bridge, DhcpRange};
-use crate::identity::MachineKey;
+use crate::identity::{MachineKey, Names as _};
 use crate::programs::{self, Programs};
 use crate::state::StateFolder;
 

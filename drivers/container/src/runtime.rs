@@ -11,6 +11,7 @@ use uuid::Uuid;
 use crate::bundle::{self, PERIOD};
 use crate::config::Size;
 use crate::errors::{self, status};
+use crate::identity::Names as _;
 use crate::layers::Layers;
 use crate::programs::{self, Programs};
 use crate::record::Record;

@@ -8,6 +8,7 @@ use cmi_driver::Result;
 
 use crate::config::Subnet;
 use crate::errors::status;
+use crate::identity::Names as _;
 use crate::record::Record;
 
 /// The folder in a root file system where cloud-init looks for the data.

@@ -4,16 +4,14 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
-use cmi_driver::{Code, ProviderSpec, Result, SpecSchema, StaticAddress, Status, tags};
+use cmi_driver::fields::{invalid, known, not_blank, not_blank_if_present, out_of_range, unknown};
+use cmi_driver::{ProviderSpec, Result, SpecSchema, StaticAddress};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use crate::config::{Config, Size};
-use crate::identity::MachineKey;
 
-/// The field with the tags.
-pub const TAGS: &str = "tags";
 /// The field with the size.
 pub const SIZE: &str = "size";
 /// The field with the static address.
@@ -34,7 +32,7 @@ pub struct MachineSpec {
     #[serde(deserialize_with = "not_blank")]
     pub size: String,
     /// The image of the root file system, by its name in the driver's configuration. Default: the pool's.
-    #[serde(default, deserialize_with = "not_blank_if_there")]
+    #[serde(default, deserialize_with = "not_blank_if_present")]
     #[schemars(with = "String")]
     pub image: Option<String>,
     /// An IPv4 address in the bridge's network, outside of the DHCP range. Default: by DHCP.
@@ -46,35 +44,13 @@ pub struct MachineSpec {
     #[schemars(skip)]
     pub network_addresses: Vec<StaticAddress>,
     /// The host.
-    #[serde(default, deserialize_with = "not_blank_if_there")]
+    #[serde(default, deserialize_with = "not_blank_if_present")]
     #[schemars(with = "String")]
     pub failure_domain: Option<String>,
     /// Tags of the machine. Can be changed while the machine lives.
     #[serde(default)]
     #[schemars(default)]
     pub tags: BTreeMap<String, String>,
-}
-
-/// The tags that a call needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tagged {
-    /// None: the call is about a class.
-    Not,
-    /// `kubernetes.io/cluster`: the call is about a cluster.
-    Cluster,
-    /// `kubernetes.io/cluster` and `kubernetes.io/role`: the call is about one machine. `capcmi.io/machine`
-    /// names its machine object. A client of the published interface alone does not send it.
-    Machine,
-}
-
-impl Tagged {
-    const fn names(self) -> &'static [&'static str] {
-        match self {
-            Self::Not => &[],
-            Self::Cluster => &[tags::CLUSTER],
-            Self::Machine => &[tags::CLUSTER, tags::ROLE],
-        }
-    }
 }
 
 /// The parts of the configuration that a spec asks for.
@@ -91,38 +67,12 @@ pub struct Wanted<'a> {
 }
 
 impl MachineSpec {
-    /// Reads a spec, and checks that mandatory fields and tags are present and that every field has its type
-    /// (DRV-02, DRV-04).
+    /// Reads a spec, with its static address as `address`.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT with the place of the field.
-    pub fn read(spec: &ProviderSpec, tagged: Tagged) -> Result<Self> {
-        let mut read: Self =
-            serde_path_to_error::deserialize(Value::Object(spec.0.clone())).map_err(|error| {
-                let place = error.path().to_string();
-                let place = if place == "." {
-                    String::new()
-                } else {
-                    pointer(&place)
-                };
-                let what = format!("the provider spec{place} can't be used: {}", error.into_inner());
-                Status::new(Code::InvalidArgument, what)
-            })?;
-        for name in tagged.names() {
-            if read.tags.get(*name).is_none_or(|value| value.trim().is_empty()) {
-                return Err(invalid(&tag_place(name), "is required and has to be a text"));
-            }
-        }
-        let blank = read
-            .tags
-            .get(tags::MACHINE)
-            .filter(|value| value.trim().is_empty());
-        if tagged == Tagged::Machine && blank.is_some() {
-            return Err(invalid(
-                &tag_place(tags::MACHINE),
-                "may be left out, and is blank",
-            ));
-        }
+    /// INVALID_ARGUMENT with the place of the field (DRV-02, DRV-04).
+    pub fn read(spec: &ProviderSpec) -> Result<Self> {
+        let mut read: Self = spec.decode()?;
         read.address = match (read.network_addresses.as_slice(), read.address) {
             ([], address) => address,
             (
@@ -141,29 +91,6 @@ impl MachineSpec {
             }
         };
         Ok(read)
-    }
-
-    /// Returns the key of the machine of this name that the spec is about.
-    pub fn key(&self, name: &str) -> MachineKey {
-        let tag = |tag| self.tags.get(tag).cloned().unwrap_or_default();
-        MachineKey {
-            cluster: tag(tags::CLUSTER),
-            name: name.to_owned(),
-            identity: tag(tags::MACHINE),
-        }
-    }
-
-    /// The value of the tag `kubernetes.io/cluster`.
-    pub fn cluster(&self) -> &str {
-        self.tags.get(tags::CLUSTER).map_or("", String::as_str)
-    }
-
-    /// Returns the tags that do not say which machine it is.
-    pub fn own_tags(&self) -> BTreeMap<String, String> {
-        let all = self.tags.iter();
-        all.filter(|(tag, _)| !tags::RESERVED.contains(&tag.as_str()))
-            .map(|(tag, value)| (tag.clone(), value.clone()))
-            .collect()
     }
 
     /// Looks up the names of the spec in the configuration. A call about an existing machine does not need
@@ -217,7 +144,7 @@ impl MachineSpec {
         let is_leased = |range: crate::config::DhcpRange| range.contains(address);
         if !subnet.has_host(address) || config.bridge.dhcp_range.is_some_and(is_leased) {
             let what = format!("is {address}; it must be in {subnet}, outside of the DHCP range");
-            return Err(out_of_range("address", &what));
+            return Err(out_of_range("/address", &what));
         }
         Ok(())
     }
@@ -254,56 +181,6 @@ pub fn schema(config: &Config) -> SpecSchema {
     SpecSchema::new(schema)
 }
 
-fn known<'a, T>(all: &'a BTreeMap<String, T>, name: &str, place: &str) -> Result<&'a T> {
-    all.get(name).ok_or_else(|| unknown(place, name, all.keys()))
-}
-
-fn unknown<T: std::fmt::Debug>(place: &str, name: &str, known: impl Iterator<Item = T>) -> Status {
-    let known: Vec<_> = known.collect();
-    invalid(
-        place,
-        &format!("is `{name}`, which does not exist; there are {known:?}"),
-    )
-}
-
-fn invalid(place: &str, problem: &str) -> Status {
-    Status::new(
-        Code::InvalidArgument,
-        format!("the provider spec's {place} {problem}"),
-    )
-}
-
-fn out_of_range(field: &str, problem: &str) -> Status {
-    Status::new(
-        Code::OutOfRange,
-        format!("the provider spec's /{field} {problem}"),
-    )
-}
-
-fn tag_place(tag: &str) -> String {
-    format!("/{TAGS}/{}", tag.replace('~', "~0").replace('/', "~1"))
-}
-
-/// Formats a path such as `tags.team` as `'s /tags/team`. Names of fields have no dot. A dot in the name of a
-/// tag becomes a slash, too, and users still recognise the tag.
-fn pointer(path: &str) -> String {
-    format!("'s /{}", path.replace('.', "/"))
-}
-
-fn not_blank<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<String, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    if text.trim().is_empty() {
-        return Err(serde::de::Error::custom("it has to be a text that is not blank"));
-    }
-    Ok(text)
-}
-
-fn not_blank_if_there<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> std::result::Result<Option<String>, D::Error> {
-    not_blank(deserializer).map(Some)
-}
-
 fn address_if_there<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> std::result::Result<Option<Ipv4Addr>, D::Error> {
@@ -314,6 +191,8 @@ fn address_if_there<'de, D: Deserializer<'de>>(
 
 #[cfg(test)]
 mod tests {
+    use cmi_driver::{Code, ProviderSpec, Status};
+
     use super::*;
     use crate::config::tests::example;
 
@@ -331,8 +210,9 @@ mod tests {
 
     fn refusal(change: &Value) -> Option<Status> {
         let config = example();
-        MachineSpec::read(&with(change), Tagged::Not)
-            .and_then(|spec| spec.within(&config).map(|_| ()))
+        with(change)
+            .decode()
+            .and_then(|spec: MachineSpec| spec.within(&config).map(|_| ()))
             .err()
     }
 
@@ -411,10 +291,7 @@ mod tests {
                 given
             });
             let given: Vec<_> = given.collect();
-            MachineSpec::read(
-                &with(&json!({"networkAddresses": given, "address": address})),
-                Tagged::Not,
-            )
+            MachineSpec::read(&with(&json!({"networkAddresses": given, "address": address})))
         };
         let one = ("192.168.150.20", None);
         let spec = read(&[one], Value::Null).unwrap();
@@ -432,19 +309,5 @@ mod tests {
                 "{status}"
             );
         }
-    }
-
-    /// DRV-04
-    #[test]
-    fn a_call_about_a_machine_needs_its_tags() {
-        let cluster = json!({"tags": {"kubernetes.io/cluster": "c"}});
-        let machine = json!({"tags": {"kubernetes.io/cluster": "c", "kubernetes.io/role": "node"}});
-        assert!(MachineSpec::read(&with(&json!({})), Tagged::Cluster).is_err());
-        assert!(MachineSpec::read(&with(&cluster), Tagged::Cluster).is_ok());
-        let status = MachineSpec::read(&with(&cluster), Tagged::Machine).unwrap_err();
-        assert!(status.message().contains("/tags/kubernetes.io~1role"), "{status}");
-        let spec = MachineSpec::read(&with(&machine), Tagged::Machine).unwrap();
-        assert_eq!(spec.key("m").identity, "");
-        assert_eq!(spec.own_tags(), BTreeMap::new());
     }
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use capcmi_driver_libvirt::Config;
-use capcmi_driver_libvirt::identity::MachineKey;
+use capcmi_driver_libvirt::identity::{MachineKey, Names as _};
 use capcmi_driver_libvirt::metadata::{LOCK_NAMESPACE, NAMESPACE, PREFIX, Record};
 use quick_xml::Writer;
 use virt::connect::Connect;

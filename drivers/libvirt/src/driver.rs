@@ -11,10 +11,10 @@ use std::time::Duration;
 use cmi_driver::{
     Capabilities, ClassDescription, Code, Console, CreateMachineRequest, DeclaredCapabilities,
     DeleteMachineRequest, DeleteMachineResponse, DescribeClassRequest, Driver, GetConsoleRequest,
-    GetMachineStatusRequest, InitializeMachineRequest, JsonPointer, LastKnownState, ListMachinesRequest,
-    ListZonesRequest, ListedMachine, Machine, MachineRef, Operation, PluginInfo, ProviderId, Readiness,
-    RestartMachineRequest, Result, ShutDownMachineRequest, ShutDownMachineResponse, Status, USER_DATA,
-    USER_DATA_FORMAT, UpdateMachineRequest, Zone, async_trait, is_dns_subdomain,
+    GetMachineStatusRequest, HostedId, InitializeMachineRequest, JsonPointer, LastKnownState,
+    ListMachinesRequest, ListZonesRequest, ListedMachine, Locks, Machine, MachineRef, Operation, PluginInfo,
+    ProviderId, Readiness, RestartMachineRequest, Result, ShutDownMachineRequest, ShutDownMachineResponse,
+    Status, USER_DATA, USER_DATA_FORMAT, UpdateMachineRequest, Zone, async_trait, tags,
 };
 use futures::future::{join_all, try_join_all};
 use tokio::time::{Instant, sleep};
@@ -23,12 +23,11 @@ use virt::connect::Connect;
 
 use crate::config::Config;
 use crate::connection::Host;
-use crate::identity::{MachineKey, VmId};
+use crate::identity::{MachineKey, Names as _, SCHEME};
 use crate::images::Images;
-use crate::locks::Locks;
 use crate::machines::{self, Copies, Created, Guests, Look, MachineRequest, Scope};
 use crate::placement::Reservations;
-use crate::spec::{self, CPU_SHARES, GB, MEMORY_MIB, NETWORK_ADDRESSES, TAGS, Tagged, VmSpec, Wanted};
+use crate::spec::{self, CPU_SHARES, GB, MEMORY_MIB, NETWORK_ADDRESSES, VmSpec, Wanted};
 use placement_record::PlacementRecord;
 use survey::{PossibleHosts, Survey};
 
@@ -75,28 +74,18 @@ struct MachineCall {
     key: MachineKey,
     spec: VmSpec,
     /// The id that the caller knows.
-    id: Option<VmId>,
+    id: Option<HostedId>,
 }
 
 impl MachineCall {
     /// Checks name, provider id and spec of a call.
     fn read(machine: &MachineRef, provider_id: Option<&ProviderId>) -> Result<Self> {
-        if !is_dns_subdomain(&machine.name) {
-            return Err(Status::new(
-                Code::InvalidArgument,
-                format!(
-                    "the machine name `{}` is not a DNS subdomain: use 1 to 253 lower case letters, digits, \
-                        `-` and `.`, with a letter or digit at both ends",
-                    machine.name
-                ),
-            ));
-        }
-        let id = provider_id.map(|id| id.as_str().parse()).transpose()?;
-        let spec = VmSpec::read(&machine.class.provider_spec, Tagged::Machine)?;
+        let id = provider_id.map(|id| HostedId::parse(SCHEME, id.as_str()));
+        let spec: VmSpec = machine.class.provider_spec.decode()?;
         Ok(Self {
-            key: spec.key(&machine.name),
+            key: MachineKey::read(machine, &spec.tags)?,
             spec,
-            id,
+            id: id.transpose()?,
         })
     }
 
@@ -106,7 +95,7 @@ impl MachineCall {
     }
 
     fn not_found(&self) -> Status {
-        let status = machines::not_found(&self.key);
+        let status = self.key.not_found();
         match &self.id {
             Some(id) => {
                 let message = format!("{} with the id {id}", status.message());
@@ -194,7 +183,7 @@ impl LibvirtDriver {
         record: Option<PlacementRecord>,
         change: impl FnOnce(&Connect, &MachineKey) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let held = self.locks.hold(&asked.key.domain_name()).await?;
+        let held = self.locks.hold(&asked.key.lock_name()).await?;
         let host = self.home(asked, record).await?;
         let key = asked.key.clone();
         host.run(move |connect| {
@@ -254,7 +243,7 @@ impl LibvirtDriver {
     async fn create(&self, request: CreateMachineRequest) -> Result<Machine> {
         let asked = MachineCall::read(&request.machine, None)?;
         let wanted = asked.spec.within(&self.config)?;
-        let held = self.locks.hold(&asked.key.domain_name()).await?;
+        let held = self.locks.hold(&asked.key.lock_name()).await?;
         let placed_before = self.placements().remove(&asked.key.uuid());
         let was_placed_here = placed_before.is_some();
         let record = request.last_known_state.as_ref().and_then(PlacementRecord::read);
@@ -327,7 +316,7 @@ impl LibvirtDriver {
         if !asked.is_possible() {
             return Ok(());
         }
-        let held = Arc::new(self.locks.hold(&asked.key.domain_name()).await?);
+        let held = Arc::new(self.locks.hold(&asked.key.lock_name()).await?);
         self.placements().remove(&asked.key.uuid());
         self.reservations.forget(asked.key.uuid());
         let record = request.last_known_state.as_ref().and_then(PlacementRecord::read);
@@ -392,19 +381,17 @@ fn is_out_of_reach(error: &Status) -> bool {
 #[async_trait]
 impl Driver for LibvirtDriver {
     async fn get_plugin_info(&self) -> Result<PluginInfo> {
-        Ok(PluginInfo {
-            name: NAME.to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            manifest: BTreeMap::new(),
-        })
+        Ok(PluginInfo::new(NAME, env!("CARGO_PKG_VERSION")))
     }
 
     async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
         Ok(Capabilities {
             operations: OFFERED.into_iter().collect(),
             zones: true,
-            tag_path: JsonPointer::field(TAGS),
-            hot_updatable: [TAGS, CPU_SHARES, MEMORY_MIB].map(JsonPointer::field).to_vec(),
+            tag_path: JsonPointer::field(tags::FIELD),
+            hot_updatable: [tags::FIELD, CPU_SHARES, MEMORY_MIB]
+                .map(JsonPointer::field)
+                .to_vec(),
             provider_spec_schema: Some(spec::schema(&self.config)),
             list_has_state: true,
             address_path: Some(JsonPointer::field(NETWORK_ADDRESSES)),
@@ -460,9 +447,10 @@ impl Driver for LibvirtDriver {
     }
 
     async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
-        let spec = VmSpec::read(&request.class.provider_spec, Tagged::Cluster)?;
+        let spec: VmSpec = request.class.provider_spec.decode()?;
+        let cluster = tags::cluster(&spec.tags)?;
         let lists = self.hosts.iter().map(|(name, host)| {
-            let (name, cluster) = (name.clone(), spec.cluster().to_owned());
+            let (name, cluster) = (name.clone(), cluster.to_owned());
             let (copies, guests) = (Arc::clone(&self.copies), Arc::clone(&self.guests));
             host.run(move |connect| machines::list(connect, &name, &cluster, &copies, &guests))
         });
@@ -558,9 +546,8 @@ impl Driver for LibvirtDriver {
     async fn list_zones(&self, request: ListZonesRequest) -> Result<Vec<Zone>> {
         // A Cluster asks before it has a machine: a spec without a pool gets all hosts.
         let hosts: Vec<&str> = if request.class.provider_spec.0.contains_key("vmPool") {
-            VmSpec::read(&request.class.provider_spec, Tagged::Not)?
-                .within(&self.config)?
-                .hosts
+            let spec: VmSpec = request.class.provider_spec.decode()?;
+            spec.within(&self.config)?.hosts
         } else {
             self.config.hosts.keys().map(String::as_str).collect()
         };
@@ -573,7 +560,7 @@ impl Driver for LibvirtDriver {
     }
 
     async fn describe_class(&self, request: DescribeClassRequest) -> Result<ClassDescription> {
-        let spec = VmSpec::read(&request.class.provider_spec, Tagged::Not)?;
+        let spec: VmSpec = request.class.provider_spec.decode()?;
         let wanted = spec.within(&self.config)?;
         let mut capacity = BTreeMap::from([
             ("cpu".to_owned(), wanted.size.cpus.to_string()),

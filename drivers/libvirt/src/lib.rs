@@ -11,7 +11,6 @@ mod errors;
 pub mod identity;
 mod images;
 mod library;
-mod locks;
 mod machines;
 pub mod metadata;
 mod placement;

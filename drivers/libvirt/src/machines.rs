@@ -17,7 +17,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use cmi_driver::{
-    Address, AddressType, Code, ListedMachine, Machine, PowerState, Result, Status, UpdateMachineRequest,
+    Address, AddressType, Code, HostedId, ListedMachine, Machine, PowerState, Result, Status,
+    UpdateMachineRequest, tags,
 };
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
@@ -27,7 +28,7 @@ use virt::domain::{Domain, SchedulerInfo};
 use virt::error::{Error, ErrorNumber};
 
 use crate::errors::status;
-use crate::identity::{MachineKey, VmId};
+use crate::identity::{MachineKey, Names as _, SCHEME};
 use crate::library::{self, State};
 use crate::metadata::{self, Record};
 use crate::placement::FreeMemory;
@@ -180,7 +181,7 @@ pub fn see(connect: &Connect, guests: &Guests, key: &MachineKey) -> Result<Obser
 pub fn find(connect: &Connect, key: &MachineKey) -> Result<Vm> {
     match look(connect, key)? {
         Lookup::Ours(vm) => Ok(*vm),
-        Lookup::Nothing | Lookup::Other(_) => Err(not_found(key)),
+        Lookup::Nothing | Lookup::Other(_) => Err(key.not_found()),
         Lookup::Doubtful(what) => Err(doubtful(key, &what)),
     }
 }
@@ -189,12 +190,6 @@ pub fn find(connect: &Connect, key: &MachineKey) -> Result<Vm> {
 pub fn doubtful(key: &MachineKey, what: &str) -> Status {
     let what = format!("machine `{}` may have a VM: there is {what}", key.name);
     Status::new(Code::FailedPrecondition, what)
-}
-
-/// The error for a machine without a VM.
-pub fn not_found(key: &MachineKey) -> Status {
-    let what = format!("cluster `{}` has no VM of machine `{}`", key.cluster, key.name);
-    Status::new(Code::NotFound, what)
 }
 
 /// Known copies of machines' domains: each is logged once.
@@ -328,7 +323,7 @@ impl Vm {
     /// Returns the machine, with its domain in this state.
     fn describe_in(&self, state: State, look: &Look<'_>) -> Result<Machine> {
         let (record, key) = (&self.record, self.record.key());
-        let id: VmId = record.provider_id.parse().map_err(|error| {
+        let id = HostedId::parse(SCHEME, &record.provider_id).map_err(|error| {
             let what = format!(
                 "the metadata of a domain has the invalid ProviderID `{}`",
                 record.provider_id
@@ -588,7 +583,7 @@ impl Vm {
     /// FAILED_PRECONDITION when the domain is locked. Otherwise the error of the host.
     pub fn update(&mut self, spec: &VmSpec, request: &UpdateMachineRequest) -> Result<()> {
         self.ensure_not_locked()?;
-        let last: VmSpec = VmSpec::read(&request.last_applied_provider_spec, crate::spec::Tagged::Not)?;
+        let last: VmSpec = request.last_applied_provider_spec.decode()?;
         let most = self
             .domain
             .get_max_memory()
@@ -602,7 +597,7 @@ impl Vm {
         self.update_memory(spec.memory_mib.map_or(most, |mib| mib * 1024))?;
         self.update_shares(spec)?;
         let mut tags = self.record.tags.clone();
-        let (wanted, before) = (spec.own_tags(), last.own_tags());
+        let (wanted, before) = (tags::own(&spec.tags), tags::own(&last.tags));
         tags.retain(|tag, _| wanted.contains_key(tag) || !before.contains_key(tag));
         tags.extend(wanted);
         if tags == self.record.tags {

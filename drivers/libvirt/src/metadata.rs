@@ -9,7 +9,7 @@ use quick_xml::Writer;
 use quick_xml::events::BytesText;
 use serde::{Deserialize, Serialize};
 
-use crate::identity::MachineKey;
+use crate::identity::{MachineKey, Names as _};
 use crate::spec::{self, VmSpec};
 
 /// The namespace of the element: `virsh metadata DOMAIN https://capcmi.io/libvirt/1.0` shows it.

@@ -2,16 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use cmi_driver::{Code, ProviderSpec, Result, SpecSchema, StaticAddress, Status, tags};
+use cmi_driver::fields::{known, not_blank, not_blank_if_present, out_of_range, unknown};
+use cmi_driver::{Result, SpecSchema, StaticAddress};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use crate::config::{Config, Image, Network, Size, VmPool};
-use crate::identity::MachineKey;
 
-/// The field with the tags.
-pub const TAGS: &str = "tags";
 /// The field with the VM's share of the host's processors.
 pub const CPU_SHARES: &str = "cpuShares";
 /// The field with the guest's current memory.
@@ -47,7 +45,7 @@ pub struct VmSpec {
     #[serde(deserialize_with = "not_blank")]
     pub size: String,
     /// The image that the VM boots from, by its name in the driver's configuration. Default: the pool's.
-    #[serde(default, deserialize_with = "not_blank_if_there")]
+    #[serde(default, deserialize_with = "not_blank_if_present")]
     #[schemars(with = "String")]
     pub image: Option<String>,
     /// Root file system, GB. Default: as large as the image.
@@ -80,7 +78,7 @@ pub struct VmSpec {
     #[schemars(with = "u64", range(min = LEAST_MEMORY_MIB))]
     pub memory_mib: Option<u64>,
     /// The host.
-    #[serde(default, deserialize_with = "not_blank_if_there")]
+    #[serde(default, deserialize_with = "not_blank_if_present")]
     #[schemars(with = "String")]
     pub failure_domain: Option<String>,
     /// The tags of the VM. Can be changed while the VM lives.
@@ -97,28 +95,6 @@ pub struct DataDisk {
     /// Its size, GB.
     #[serde(deserialize_with = "whole")]
     pub size: u64,
-}
-
-/// The tags that a call needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tagged {
-    /// None: the call is about a class.
-    Not,
-    /// `kubernetes.io/cluster`: the call is about a cluster.
-    Cluster,
-    /// `kubernetes.io/cluster` and `kubernetes.io/role`: the call is about one machine. `capcmi.io/machine`
-    /// names the machine object of the VM, and is optional: it is not part of the published interface.
-    Machine,
-}
-
-impl Tagged {
-    const fn names(self) -> &'static [&'static str] {
-        match self {
-            Self::Not => &[],
-            Self::Cluster => &[tags::CLUSTER],
-            Self::Machine => &[tags::CLUSTER, tags::ROLE],
-        }
-    }
 }
 
 /// The parts of the configuration that a spec names.
@@ -149,56 +125,6 @@ impl Wanted<'_> {
 }
 
 impl VmSpec {
-    /// Reads a spec. Checks that mandatory fields and tags are present, and that every field has its type
-    /// (DRV-02, DRV-04).
-    ///
-    /// # Errors
-    /// INVALID_ARGUMENT with the path of the field.
-    pub fn read(spec: &ProviderSpec, tagged: Tagged) -> Result<Self> {
-        let read: Self =
-            serde_path_to_error::deserialize(Value::Object(spec.0.clone())).map_err(|error| {
-                let place = error.path().to_string();
-                let place = if place == "." {
-                    String::new()
-                } else {
-                    pointer(&place)
-                };
-                let what = format!("the provider spec{place} is invalid: {}", error.into_inner());
-                Status::new(Code::InvalidArgument, what)
-            })?;
-        for name in tagged.names() {
-            if read.tags.get(*name).is_none_or(|value| value.trim().is_empty()) {
-                return Err(invalid(&tag_place(name), "is required and must be a string"));
-            }
-        }
-        let blank = read
-            .tags
-            .get(tags::MACHINE)
-            .filter(|value| value.trim().is_empty());
-        if tagged == Tagged::Machine && blank.is_some() {
-            return Err(invalid(
-                &tag_place(tags::MACHINE),
-                "is blank: set a value or omit the tag",
-            ));
-        }
-        Ok(read)
-    }
-
-    /// Returns the key of the machine with this name.
-    pub fn key(&self, name: &str) -> MachineKey {
-        let tag = |tag| self.tags.get(tag).cloned().unwrap_or_default();
-        MachineKey {
-            cluster: tag(tags::CLUSTER),
-            name: name.to_owned(),
-            identity: tag(tags::MACHINE),
-        }
-    }
-
-    /// The value of the tag `kubernetes.io/cluster`.
-    pub fn cluster(&self) -> &str {
-        self.tags.get(tags::CLUSTER).map_or("", String::as_str)
-    }
-
     /// The sizes of the data disks, GB.
     pub fn disk_sizes(&self) -> impl Iterator<Item = u64> {
         self.disks.iter().map(|disk| disk.size)
@@ -214,14 +140,6 @@ impl VmSpec {
         let all = self.network_addresses.iter();
         all.filter(|address| place(address) == Some(interface))
             .cloned()
-            .collect()
-    }
-
-    /// Returns the tags that do not identify the machine.
-    pub fn own_tags(&self) -> BTreeMap<String, String> {
-        let all = self.tags.iter();
-        all.filter(|(tag, _)| !tags::RESERVED.contains(&tag.as_str()))
-            .map(|(tag, value)| (tag.clone(), value.clone()))
             .collect()
     }
 
@@ -254,7 +172,7 @@ impl VmSpec {
         for (field, asked) in root.into_iter().chain(data) {
             if !(1..=most).contains(&asked) {
                 let what = format!("is {asked} GB: the pool allows 1 to {most} GB");
-                return Err(out_of_range(&field, &what));
+                return Err(out_of_range(&format!("/{field}"), &what));
             }
         }
         self.check_hot(size.memory_mib)?;
@@ -318,13 +236,13 @@ impl VmSpec {
             && !SHARES.contains(&asked)
         {
             let what = format!("is {asked}: use {} to {}", SHARES.start(), SHARES.end());
-            return Err(out_of_range(CPU_SHARES, &what));
+            return Err(out_of_range(&format!("/{CPU_SHARES}"), &what));
         }
         if let Some(asked) = self.memory_mib
             && !(LEAST_MEMORY_MIB..=most_memory_mib).contains(&asked)
         {
             let what = format!("is {asked}: use {LEAST_MEMORY_MIB} to {most_memory_mib}");
-            return Err(out_of_range(MEMORY_MIB, &what));
+            return Err(out_of_range(&format!("/{MEMORY_MIB}"), &what));
         }
         Ok(())
     }
@@ -355,42 +273,6 @@ pub fn schema(config: &Config) -> SpecSchema {
     SpecSchema::new(schema)
 }
 
-fn known<'a, T>(all: &'a BTreeMap<String, T>, name: &str, place: &str) -> Result<&'a T> {
-    all.get(name).ok_or_else(|| unknown(place, name, all.keys()))
-}
-
-fn unknown<T: std::fmt::Debug>(place: &str, name: &str, known: impl Iterator<Item = T>) -> Status {
-    let known: Vec<_> = known.collect();
-    invalid(
-        place,
-        &format!("is `{name}`, which does not exist: use one of {known:?}"),
-    )
-}
-
-fn invalid(place: &str, problem: &str) -> Status {
-    Status::new(
-        Code::InvalidArgument,
-        format!("the provider spec's {place} {problem}"),
-    )
-}
-
-fn out_of_range(field: &str, problem: &str) -> Status {
-    Status::new(
-        Code::OutOfRange,
-        format!("the provider spec's /{field} {problem}"),
-    )
-}
-
-fn tag_place(tag: &str) -> String {
-    format!("/{TAGS}/{}", tag.replace('~', "~0").replace('/', "~1"))
-}
-
-/// Formats a path such as `disks[0].size` as `'s /disks/0/size`. Field names have no dot and no bracket. In
-/// the name of a tag, they become slashes or are left out, and the path is still recognizable.
-fn pointer(path: &str) -> String {
-    format!("'s /{}", path.replace(['.', '['], "/").replace(']', ""))
-}
-
 fn names_if_there<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> std::result::Result<Option<Vec<String>>, D::Error> {
@@ -409,20 +291,6 @@ fn not_too_many<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Resu
         return Err(serde::de::Error::custom(what));
     }
     Ok(disks)
-}
-
-fn not_blank<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<String, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    if text.trim().is_empty() {
-        return Err(serde::de::Error::custom("must be a string that is not blank"));
-    }
-    Ok(text)
-}
-
-fn not_blank_if_there<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> std::result::Result<Option<String>, D::Error> {
-    not_blank(deserializer).map(Some)
 }
 
 fn whole_if_there<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<u64>, D::Error> {
@@ -445,6 +313,8 @@ fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<u64,
 
 #[cfg(test)]
 mod tests {
+    use cmi_driver::{Code, ProviderSpec, Status};
+
     use super::*;
     use crate::config::tests::example;
 
@@ -462,8 +332,9 @@ mod tests {
 
     fn refusal(change: &Value) -> Option<Status> {
         let config = example();
-        VmSpec::read(&with(change), Tagged::Not)
-            .and_then(|spec| spec.within(&config).map(|_| ()))
+        with(change)
+            .decode()
+            .and_then(|spec: VmSpec| spec.within(&config).map(|_| ()))
             .err()
     }
 
@@ -580,7 +451,9 @@ mod tests {
             address("fd00::2", Some("lan")),
             address("10.1.0.2", Some("storage")),
         ]);
-        let read = VmSpec::read(&spec(all.clone(), json!(["lan", "storage", "lan"])), Tagged::Not).unwrap();
+        let read: VmSpec = spec(all.clone(), json!(["lan", "storage", "lan"]))
+            .decode()
+            .unwrap();
         let config = example();
         read.within(&config).unwrap();
         let of = |interface| {
@@ -621,19 +494,5 @@ mod tests {
         }
         let edge = refusal(&json!({"vmPool": "edge", "failureDomain": "host-a"})).unwrap();
         assert_eq!(edge.code(), Code::InvalidArgument);
-    }
-
-    /// DRV-04
-    #[test]
-    fn a_call_about_a_machine_needs_its_tags() {
-        let cluster = json!({"tags": {"kubernetes.io/cluster": "c"}});
-        let machine = json!({"tags": {"kubernetes.io/cluster": "c", "kubernetes.io/role": "node"}});
-        assert!(VmSpec::read(&with(&json!({})), Tagged::Cluster).is_err());
-        assert!(VmSpec::read(&with(&cluster), Tagged::Cluster).is_ok());
-        let status = VmSpec::read(&with(&cluster), Tagged::Machine).unwrap_err();
-        assert!(status.message().contains("/tags/kubernetes.io~1role"), "{status}");
-        let spec = VmSpec::read(&with(&machine), Tagged::Machine).unwrap();
-        assert_eq!(spec.key("m").identity, "");
-        assert_eq!(spec.own_tags(), BTreeMap::new());
     }
 }

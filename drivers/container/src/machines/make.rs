@@ -4,13 +4,13 @@ use std::fs;
 use std::net::Ipv4Addr;
 use std::sync::{MutexGuard, PoisonError};
 
-use cmi_driver::{Code, Machine, Result, SecretValue, Status};
+use cmi_driver::{Code, Machine, Result, SecretValue, Status, tags};
 use jiff::Timestamp;
 use uuid::Uuid;
 
 use super::{Lookup, Machines};
 use crate::errors::status;
-use crate::identity::MachineKey;
+use crate::identity::{MachineKey, Names as _};
 use crate::layers::Layers;
 use crate::record::Record;
 use crate::seed;
@@ -87,7 +87,7 @@ impl Machines {
             size: spec.size.clone(),
             cpus: wanted.size.cpus,
             memory_mib: wanted.size.memory_mib,
-            tags: spec.own_tags(),
+            tags: tags::own(&spec.tags),
         };
         let user_data = user_data.map_or([].as_slice(), SecretValue::expose);
         seed::write(&layers.upper(), &record, self.config.bridge.address, user_data)?;

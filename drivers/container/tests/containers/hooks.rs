@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context as _, Result};
 use async_trait::async_trait;
-use capcmi_driver_container::identity::MachineKey;
+use capcmi_driver_container::identity::{MachineKey, Names as _};
 use capcmi_driver_container::record::Record;
 use cmi_conformance::{Hook, HookCall, Hooks};
 use jiff::Timestamp;

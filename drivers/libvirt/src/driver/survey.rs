@@ -183,6 +183,7 @@ fn several(key: &MachineKey, code: Code, ids: &str) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::identity::Names as _;
     use cmi_driver::{ProviderSpec, tags};
 
     fn asked() -> MachineCall {

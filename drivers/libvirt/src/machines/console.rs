@@ -8,7 +8,7 @@ use virt::stream::Stream;
 
 use super::{find, remove};
 use crate::errors::status;
-use crate::identity::MachineKey;
+use crate::identity::{MachineKey, Names as _};
 
 /// The bytes of one read.
 const CHUNK: usize = 16 * 1024;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cmi_driver::{Code, Machine, Result, SecretValue, Status};
+use cmi_driver::{Code, Machine, Result, SecretValue, Status, tags};
 use sha2::{Digest as _, Sha256};
 use virt::connect::Connect;
 use virt::domain::Domain;
@@ -14,7 +14,7 @@ use virt::stream::Stream;
 use super::{Guests, Look, Lookup, Scope, Vm, look, networks};
 use crate::config::{Image, ImageFormat, Network, Size, VirtType, VmPool};
 use crate::errors::{of_a_volume, status};
-use crate::identity::MachineKey;
+use crate::identity::{MachineKey, Names as _};
 use crate::images::{CheckedImage, Images, hex};
 use crate::metadata::Record;
 use crate::placement::{Held, Reservations};
@@ -339,7 +339,7 @@ fn new_record(request: &MachineRequest, provider_id: String, root_bytes: u64) ->
         network_addresses: request.spec.network_addresses.clone(),
         image: request.image_name.clone(),
         host: request.host.clone(),
-        tags: request.spec.own_tags(),
+        tags: tags::own(&request.spec.tags),
     }
 }
 

@@ -8,7 +8,7 @@ use virt::storage_vol::StorageVol;
 
 use super::{DomainMatch, Lookup, Vm, domain_of, look};
 use crate::errors::{of_a_volume, status};
-use crate::identity::MachineKey;
+use crate::identity::{MachineKey, Names as _};
 use crate::metadata::Record;
 use crate::storage_pool;
 

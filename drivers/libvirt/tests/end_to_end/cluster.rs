@@ -3,7 +3,8 @@
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
-use capcmi_driver_libvirt::identity::VmId;
+use capcmi_driver_libvirt::identity::SCHEME;
+use cmi_driver::HostedId;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{
@@ -62,7 +63,7 @@ impl Vm {
     pub fn of(machine: &DynamicObject) -> Option<Self> {
         let text = |pointer: &str| machine.data.pointer(pointer)?.as_str().map(str::to_owned);
         let provider_id = text("/spec/providerID")?;
-        let id: VmId = provider_id.parse().ok()?;
+        let id = HostedId::parse(SCHEME, &provider_id).ok()?;
         let addresses = machine.data.pointer("/status/addresses")?.as_array()?;
         let internal = addresses.iter().find(|address| address["type"] == "InternalIP")?;
         let template = "cluster.x-k8s.io/cloned-from-name";

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, ensure};
 use capcmi::api::v1alpha1::InfraMachine;
-use capcmi_driver_libvirt::identity::VmId;
+use capcmi_driver_libvirt::identity::SCHEME;
+use cmi_driver::HostedId;
 use futures::Stream;
 use kube::api::Api;
 use management_cluster::eventually;
@@ -210,7 +211,7 @@ impl<'a> Hosts<'a> {
         Ok(seeded_guests(machines, move |provider_id, address| {
             let networks = Arc::clone(&networks);
             async move {
-                let id: VmId = provider_id.parse()?;
+                let id = HostedId::parse(SCHEME, &provider_id)?;
                 let network = networks.get(id.host.as_str()).context("no such host")?;
                 seed(network, &address).await
             }

@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
+use capcmi_driver_libvirt::identity::Names as _;
 use cmi_driver::{MachineRef, SecretValue, USER_DATA_FORMAT, UpdateMachineRequest};
 use serde_json::json;
 use virt::connect::Connect;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use capcmi_driver_libvirt::LibvirtDriver;
+use capcmi_driver_libvirt::identity::Names as _;
 use capcmi_driver_libvirt::metadata::Record;
 use cmi_driver::{
     Address, AddressType, Driver as _, ListMachinesRequest, Machine, MachineRef, PowerState, SecretValue,

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context as _, Result};
+use capcmi_driver_libvirt::identity::Names as _;
 use capcmi_driver_libvirt::metadata::{LOCK_NAMESPACE, NAMESPACE, Record};
 use capcmi_driver_libvirt::{Config, LibvirtDriver};
 use cmi_driver::{

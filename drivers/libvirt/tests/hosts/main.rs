@@ -18,6 +18,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use capcmi_driver_libvirt::identity::Names as _;
 use capcmi_driver_libvirt::metadata::{NAMESPACE, PREFIX, Record};
 use cmi_driver::{
     AddressType, Code, Driver, GetConsoleRequest, InitializeMachineRequest, LastKnownState,

@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 
 use anyhow::{Context as _, Result, ensure};
 use capcmi_driver_libvirt::LibvirtDriver;
+use capcmi_driver_libvirt::identity::Names as _;
 use cmi_driver::{Code, LastKnownState, MachineRef, PowerState};
 use futures::future::join_all;
 use serde_json::json;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use capcmi_driver_libvirt::LibvirtDriver;
-use capcmi_driver_libvirt::identity::MachineKey;
+use capcmi_driver_libvirt::identity::{MachineKey, Names as _};
 use capcmi_driver_libvirt::metadata::{NAMESPACE, PREFIX, Record};
 use cmi_driver::{
     Code, CreateMachineRequest, DeleteMachineRequest, Driver as _, GetMachineStatusRequest, LastKnownState,

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use capcmi_driver_container::identity::MachineKey;
+use capcmi_driver_container::identity::{MachineKey, Names as _};
 use capcmi_driver_container::state::StateFolder;
 use cmi_driver::{
     Driver as _, MachineClass, MachineRef, ProviderSpec, Readiness, SecretValue, USER_DATA, tags,
