@@ -10,7 +10,6 @@ pub mod drivers;
 pub mod drivers_file;
 mod run;
 pub mod terminal;
-pub mod yaml;
 
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use cmi_driver::is_dns_label;
+use cmi_grpc::cli::config_file::{self, dns_labels};
 use garde::Validate;
 use serde::Deserialize;
 
@@ -170,12 +170,7 @@ impl Config {
     /// # Errors
     /// The fault of the text, and its place.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
-        let options = serde_saphyr::options! { with_snippet: false };
-        let config: Self = serde_saphyr::from_str_with_options_valid(text, options).map_err(|error| {
-            let message = as_written(&error.to_string());
-            let place = unreadable_place(text);
-            anyhow::Error::msg(place.map_or(message.clone(), |place| format!("{place}: {message}")))
-        })?;
+        let config: Self = config_file::parse(text)?;
         config.check_names()?;
         config.bridge.check()?;
         Ok(config)
@@ -227,39 +222,6 @@ impl Bridge {
             );
         }
         Ok(())
-    }
-}
-
-/// Returns a message with paths as the file has them: the parser spells only the last key of a path so.
-fn as_written(message: &str) -> String {
-    message
-        .replace(" vm_pools.", " vmPools.")
-        .replace(" state_dir", " stateDir")
-}
-
-/// Returns the path of the value that can't be read, such as `vmPools.default.image`. The parser knows the
-/// path of a value that it validates, but not of one that it can't read, so the text is read once more.
-fn unreadable_place(text: &str) -> Option<String> {
-    let options = serde_saphyr::options! { with_snippet: false };
-    let mut place = None;
-    // The error is known already; or the text did not pass the validation, whose error names the path itself.
-    let _ = serde_saphyr::with_deserializer_from_str_with_options(text, options, |deserializer| {
-        let read = serde_path_to_error::deserialize::<_, Config>(deserializer);
-        read.map(drop).map_err(|error| {
-            let path = error.path().to_string();
-            place = Some(path.trim_matches(['.', '?']).to_owned());
-            error.into_inner()
-        })
-    });
-    place.filter(|place| !place.is_empty())
-}
-
-fn dns_labels<T, C>(named: &BTreeMap<String, T>, _: &C) -> garde::Result {
-    match named.keys().find(|name| !is_dns_label(name)) {
-        Some(name) => Err(garde::Error::new(format!(
-            "`{name}` is no DNS label: lower case letters, digits and `-`, at most 63"
-        ))),
-        None => Ok(()),
     }
 }
 

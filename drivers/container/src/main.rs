@@ -1,21 +1,12 @@
 //! `capcmi-driver-container`: the driver as a plugin.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
 
-use anyhow::Context as _;
 use capcmi_driver_container::{Config, ContainerDriver};
-use clap::{Parser, ValueEnum};
-use cmi_grpc::cli::ServerArgs;
-use tracing_subscriber::EnvFilter;
-
-/// The exit code of wrong flags, environment or files: nothing was started.
-const MISCONFIGURED: u8 = 2;
-/// How long the process waits at its end for jobs on hosts that outlast their calls.
-const JOBS_END_WITHIN: Duration = Duration::from_secs(1);
+use clap::Parser;
+use cmi_grpc::cli::ProgramArgs;
 
 /// A driver of machines as system containers, for the Common Machine Interface.
 #[derive(Debug, Parser)]
@@ -25,90 +16,22 @@ struct Cli {
     #[arg(long, env = "CAPCMI_DRIVER_CONFIG", value_name = "FILE")]
     config: PathBuf,
     #[command(flatten)]
-    server: ServerArgs,
-    /// Form of the logs.
-    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
-    logging_format: LogFormat,
-    /// Filter of the logs, `info,capcmi_driver_container=debug`.
-    #[arg(long, env = "RUST_LOG", default_value = "info", value_name = "FILTER")]
-    log_level: String,
-}
-
-/// Form of the logs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum LogFormat {
-    /// A line for an operator.
-    Text,
-    /// An object for a machine.
-    Json,
-}
-
-/// Why the program failed.
-enum RunError {
-    /// Flags, environment or files have to change.
-    Misconfigured(anyhow::Error),
-    /// The configuration is valid, but starting or serving failed.
-    Failed(anyhow::Error),
+    program: ProgramArgs,
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let (code, error) = match start(cli) {
-        Ok(()) => return ExitCode::SUCCESS,
-        Err(RunError::Misconfigured(error)) => (ExitCode::from(MISCONFIGURED), error),
-        Err(RunError::Failed(error)) => (ExitCode::FAILURE, error),
+    let mut opened = None;
+    let open = || {
+        let driver = Arc::new(ContainerDriver::new(Config::read(&cli.config)?));
+        opened = Some(Arc::clone(&driver));
+        Ok::<_, anyhow::Error>(driver)
     };
-    // A terminal or a pipe that is gone changes no exit code.
-    let _gone = writeln!(std::io::stderr(), "capcmi-driver-container: {error:#}");
-    code
-}
-
-fn start(cli: Cli) -> Result<(), RunError> {
-    log(&cli).map_err(RunError::Misconfigured)?;
-    let config = Config::read(&cli.config).map_err(RunError::Misconfigured)?;
-    let runtime = tokio::runtime::Runtime::new()
-        .context("starting the runtime failed")
-        .map_err(RunError::Failed)?;
-    let served = runtime.block_on(serve(cli.server, config));
-    // A program may hang, and ends at its own timeout.
-    runtime.shutdown_timeout(JOBS_END_WITHIN);
-    served
-}
-
-fn log(cli: &Cli) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(&cli.log_level)
-        .with_context(|| format!("`{}` is no log filter", cli.log_level))?;
-    let logs = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(false)
-        // Lost log lines are not reported: nothing reads the report either, and the attempt would end the
-        // process.
-        .log_internal_errors(false)
-        .with_writer(std::io::stderr);
-    match cli.logging_format {
-        LogFormat::Text => logs.init(),
-        LogFormat::Json => logs.json().flatten_event(true).init(),
-    }
-    // No panic message is logged: it may hold the data of a call. Jobs of calls run on their own threads.
-    std::panic::set_hook(Box::new(|panic| {
-        let place = panic.location().map(ToString::to_string);
-        let thread = std::thread::current();
-        tracing::error!(place, thread = thread.name(), "panicked");
-    }));
-    Ok(())
-}
-
-async fn serve(server: ServerArgs, config: Config) -> Result<(), RunError> {
-    let driver = Arc::new(ContainerDriver::new(config));
-    let ended = server.serve(driver.clone(), env!("CARGO_PKG_VERSION")).await;
-    if let Err(error) = driver.close() {
+    let code = cli
+        .program
+        .run(env!("CARGO_BIN_NAME"), env!("CARGO_PKG_VERSION"), open);
+    if let Some(Err(error)) = opened.map(|driver| driver.close()) {
         tracing::warn!(error = error.message(), "the bridge is left");
     }
-    ended.map_err(|error| {
-        if error.is_misconfigured() {
-            RunError::Misconfigured(error.into())
-        } else {
-            RunError::Failed(error.into())
-        }
-    })
+    code
 }

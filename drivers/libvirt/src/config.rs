@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::Context as _;
-use cmi_driver::is_dns_label;
+use cmi_grpc::cli::config_file::{self, dns_labels};
 use garde::Validate;
 use serde::Deserialize;
 
@@ -214,12 +214,7 @@ impl Config {
     /// A value is invalid; the error gives its path. It shows no snippet of the text, since a URI may contain
     /// a password.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
-        let options = serde_saphyr::options! { with_snippet: false };
-        let config: Self = serde_saphyr::from_str_with_options_valid(text, options).map_err(|error| {
-            let message = as_written(&error.to_string());
-            let place = unreadable_place(text);
-            anyhow::Error::msg(place.map_or(message.clone(), |place| format!("{place}: {message}")))
-        })?;
+        let config: Self = config_file::parse(text)?;
         config.check_names()?;
         Ok(config)
     }
@@ -255,39 +250,6 @@ impl Config {
     pub fn hosts_of<'a>(&'a self, pool: &'a VmPool) -> impl Iterator<Item = &'a str> {
         let all = self.hosts.keys().map(String::as_str);
         all.filter(|host| pool.hosts.as_ref().is_none_or(|hosts| hosts.contains(*host)))
-    }
-}
-
-/// Spells all keys of a path as in the file: the parser does so only for the last key.
-fn as_written(message: &str) -> String {
-    message
-        .replace(" vm_pools.", " vmPools.")
-        .replace(".direct_boot.", ".directBoot.")
-}
-
-/// Returns the path of the value that can't be read, such as `vmPools.default.image`. The parser reports
-/// paths only for values that it can read but that are invalid, so this function parses the text again.
-fn unreadable_place(text: &str) -> Option<String> {
-    let options = serde_saphyr::options! { with_snippet: false };
-    let mut place = None;
-    // The caller has the parser's error already, and reports it.
-    let _ = serde_saphyr::with_deserializer_from_str_with_options(text, options, |deserializer| {
-        let read = serde_path_to_error::deserialize::<_, Config>(deserializer);
-        read.map(drop).map_err(|error| {
-            let path = error.path().to_string();
-            place = Some(path.trim_matches(['.', '?']).to_owned());
-            error.into_inner()
-        })
-    });
-    place.filter(|place| !place.is_empty())
-}
-
-fn dns_labels<T, C>(named: &BTreeMap<String, T>, _: &C) -> garde::Result {
-    match named.keys().find(|name| !is_dns_label(name)) {
-        Some(name) => Err(garde::Error::new(format!(
-            "`{name}` is not a DNS label: use at most 63 lower case letters, digits and `-`"
-        ))),
-        None => Ok(()),
     }
 }
 

@@ -8,9 +8,9 @@ use garde::Validate;
 use serde::{Deserialize, Deserializer};
 
 use super::driver_kind::DriverKind;
-use super::yaml;
 use crate::driver::{CredentialsDirectory, Limits, Namespaces, Settings, Timeouts};
 use cmi_driver::Operation;
+use cmi_grpc::cli::config_file;
 use cmi_grpc::cli::duration::WrittenDuration;
 use cmi_grpc::client::GrpcConfig;
 use cmi_simulated::SimulatedConfig;
@@ -139,7 +139,8 @@ fn parse(text: &str) -> Result<Vec<DriverConfig>, String> {
     let entries = if is_blank(text) {
         Vec::new()
     } else {
-        yaml::parse::<DriversFile>(text)?.drivers.unwrap_or_default()
+        let file: DriversFile = config_file::parse(text).map_err(|error| error.to_string())?;
+        file.drivers.unwrap_or_default()
     };
     if entries.is_empty() {
         return Err("drivers: add at least one driver, with its name and kind".to_owned());

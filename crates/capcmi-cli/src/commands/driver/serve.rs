@@ -6,9 +6,9 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 
-use capcmi::manager::cli::{CommandError, ResultExt as _, yaml};
+use capcmi::manager::cli::{CommandError, ResultExt as _};
 use cmi_driver::Driver;
-use cmi_grpc::cli::ServerArgs;
+use cmi_grpc::cli::{ServerArgs, config_file};
 use cmi_simulated::{SimulatedConfig, SimulatedDriver};
 
 #[derive(Debug, Args)]
@@ -40,9 +40,7 @@ impl ServedKind {
                     Some(path) => {
                         let what = || format!("cannot use driver configuration {}", path.display());
                         let text = std::fs::read_to_string(path).with_context(what)?;
-                        yaml::parse(&text)
-                            .map_err(anyhow::Error::msg)
-                            .with_context(what)?
+                        config_file::parse(&text).with_context(what)?
                     }
                 };
                 Ok(Arc::new(SimulatedDriver::new(config)?))
