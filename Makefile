@@ -91,10 +91,10 @@ test-rust:
 # `lifecycle::hold` is the other half of a test, which starts it. The soak is a short one here.
 .PHONY: test-all
 test-all: SOAK_SECONDS = 60
-test-all: test-python test-go ## Run everything but e2e-libvirt: long cases, a whole cluster, the container and libvirt drivers, bench-counts and fuzz; two hours.
+test-all: test-python test-go ## Run everything but e2e-libvirt: long cases, the crates, a whole cluster, the container and libvirt drivers, bench-counts and fuzz; two hours.
 	$(SOAK) PROPTEST_CASES=2000 $(TEST) --no-fail-fast -- --include-ignored --exact --skip lifecycle::hold
 	cd drivers/vsphere && CGO_ENABLED=1 go test -race -short ./...
-	$(MAKE) test-container test-cluster test-shipped test-quickstart-container test-libvirt bench-counts fuzz
+	$(MAKE) test-crates test-container test-cluster test-shipped test-quickstart-container test-libvirt bench-counts fuzz
 
 # The first time it makes a virtual environment in the user's cache folder.
 IN_PYTHON = cd examples/drivers/python && python="$$(./environment.sh)/bin/python" &&
@@ -111,6 +111,13 @@ test-go: ## Run the tests of the kit for drivers in Go and of the vSphere driver
 	cd sdk/go && CGO_ENABLED=1 go test -race -short ./...
 	cd sdk/go/mcmbridge && CGO_ENABLED=1 go test -race -short ./...
 	cd drivers/vsphere && go test -short ./...
+
+# A checkout to compare the public API with. Default: the release on crates.io, once there is one.
+SEMVER_BASELINE ?=
+
+.PHONY: test-crates
+test-crates: ## Check that cmi-driver and cmi-grpc can be published: packages, documentation, semantic versions (SEMVER_BASELINE=folder).
+	CARGO='$(CARGO)' SEMVER_BASELINE='$(SEMVER_BASELINE)' hack/check-crates.sh
 
 TEST_LIBVIRT = CAPCMI_LIBVIRT_TESTS=required $(CARGO) test -p capcmi-driver-libvirt --locked
 

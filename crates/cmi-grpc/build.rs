@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-/// Beside the crates: authors of drivers in other languages read it.
-const PROTO: &str = "../../proto";
+/// A link to the folder at the top, where authors of drivers in other languages look for it. A published
+/// crate has the files.
+const PROTO: &str = "proto";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed={PROTO}");

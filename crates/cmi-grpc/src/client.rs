@@ -4,7 +4,7 @@
 //! A call needs a session: a connection on which the plugin has declared its name and capabilities. A call
 //! without a session opens a new session. Undeclared calls are not sent.
 //!
-//! The meaning of a failed call depends on how it ended: see [`exchange`] and [`call_error`].
+//! The meaning of a failed call depends on how it ended: see `exchange` and `call_error`.
 
 mod call_error;
 mod calls;

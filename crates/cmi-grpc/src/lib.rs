@@ -1,4 +1,9 @@
 //! The Common Machine Interface on the wire: protobuf, and the conversions of the driver's types.
+//!
+//! [`cli::ProgramArgs`] is the whole program of a driver, and [`server`] serves one without it.
+//! [`client::GrpcDriver`] calls a driver in another process.
+
+#![deny(missing_docs)]
 
 #[cfg(feature = "cli")]
 pub mod cli;
