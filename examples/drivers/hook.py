@@ -22,8 +22,14 @@ vms, faults = cloud / "vms", cloud / "faults"
 
 def of(machine: str, cluster: str) -> list[tuple[Path, dict]]:
     """The VMs of a machine, with their files; there has to be one."""
-    every = [(path, json.loads(path.read_text())) for path in vms.glob("*.json")]
-    found = [(path, vm) for path, vm in every if (vm["machine"], vm["spec"]["tags"][CLUSTER]) == (machine, cluster)]
+    found = []
+    for path in vms.glob("*.json"):
+        try:
+            vm = json.loads(path.read_text())
+        except FileNotFoundError:
+            continue  # deleted since, in a case that runs at the same time
+        if (vm["machine"], vm["spec"]["tags"][CLUSTER]) == (machine, cluster):
+            found.append((path, vm))
     return found or sys.exit(f"there is no VM {machine} in cluster {cluster}")
 
 
