@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Result, anyhow, ensure};
 
-/// Returns the path of a program after building it if it is out of date: `capcmi`, `capcmi-manager`, or the
-/// example `examples/quickstart`.
+/// Returns the path of a program after building it if it is out of date: `capcmi`, `capcmi-manager`, or an
+/// example, `examples/quickstart` or `examples/folder`.
 ///
 /// Before cargo runs a test, it builds only the programs of the same package.
 ///
@@ -43,6 +43,8 @@ fn build() -> Result<PathBuf> {
             "capcmi-manager",
             "--example",
             "quickstart",
+            "--example",
+            "folder",
         ])
         .arg("--target-dir")
         .arg(folder.parent().unwrap_or(folder))

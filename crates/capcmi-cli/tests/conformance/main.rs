@@ -22,6 +22,7 @@ mod python;
 mod python_kit;
 mod restart;
 mod restarted;
+mod rust_kit;
 mod served;
 mod sigstop;
 mod tolerance;
