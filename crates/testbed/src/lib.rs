@@ -1,6 +1,6 @@
 //! The provider as it is shipped, on a management cluster of plain processes: one way to install
-//! it, to run it as its ServiceAccount, and to let guests boot in a cloud; for the tests, the
-//! quickstart and the benchmark.
+//! it, to run it as its ServiceAccount, to let guests boot in a cloud, and to watch a whole Cluster;
+//! for the tests, the quickstart and the benchmark.
 
 mod example_driver;
 mod go;
@@ -13,6 +13,7 @@ mod provider;
 mod python;
 mod release;
 mod seeded;
+pub mod whole_cluster;
 
 pub use self::{
     example_driver::ExampleDriver,

@@ -1,8 +1,7 @@
-//! The leftovers of earlier runs: a run that failed keeps its folder, and one that was killed also leaves the
-//! control groups of its machines.
+//! The control groups of the machines of a run that was killed.
 
 use std::{
-    fs::{self, File},
+    fs,
     path::Path,
     thread::sleep,
     time::{Duration, Instant},
@@ -16,29 +15,16 @@ use crate::{
     traces::{self, CGROUPS},
 };
 
-/// The beginning of the name of a run's folder.
-pub const RUN: &str = "cluster-";
 /// The kernel needs a moment to end the processes of a killed run.
 const DEADLINE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Waits until no other run takes place, and removes the leftovers. The next run waits until the returned
-/// file is closed: this computer is too small for two.
+/// Removes the control groups of the run with this folder.
 ///
 /// # Errors
-/// When something can't be removed.
-pub fn take_turn(below: &Path) -> Result<File> {
-    let turn = File::create(below.join("runs.lock")).context("opening the lock of the runs")?;
-    turn.lock().context("waiting for another run")?;
-    for name in traces::folders(below)?
-        .iter()
-        .filter(|name| name.starts_with(RUN))
-    {
-        let folder = below.join(name);
-        remove_control_groups(&StateFolder::new(&folder.join(STATE)).control_groups())?;
-        fs::remove_dir_all(&folder).with_context(|| format!("removing {}", folder.display()))?;
-    }
-    Ok(turn)
+/// When one can't be removed.
+pub fn remove(folder: &Path) -> Result<()> {
+    remove_control_groups(&StateFolder::new(&folder.join(STATE)).control_groups())
 }
 
 /// Removes the control groups whose names begin so, in each hierarchy.

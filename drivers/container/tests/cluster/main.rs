@@ -6,16 +6,14 @@ mod etcd;
 mod lab;
 mod leftovers;
 mod reader;
-mod sandbox;
 mod shipped;
-mod steps;
 mod traces;
-mod workload;
 
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use management_cluster::eventually;
+use testbed::whole_cluster::{sandbox, steps, workload};
 
 use self::{
     cluster::{Cluster, Member, Wanted},
@@ -48,14 +46,15 @@ const DEADLINE: Duration = Duration::from_mins(3);
 #[test]
 fn a_cluster_is_scaled_repaired_upgraded_and_deleted() -> Result<()> {
     let name = "a_cluster_is_scaled_repaired_upgraded_and_deleted";
-    sandbox::enter(name, || lab::prepare(&[VERSION, NEXT]), live)
+    let prepare = || lab::prepare(&[VERSION, NEXT]);
+    sandbox::enter(name, prepare, leftovers::remove, live)
 }
 
 #[test]
 #[ignore = "long: the provider as Pods, in a cluster that manages itself"]
 fn the_provider_runs_as_it_ships() -> Result<()> {
     let name = "the_provider_runs_as_it_ships";
-    sandbox::enter(name, shipped::prepare, shipped::live)
+    sandbox::enter(name, shipped::prepare, leftovers::remove, shipped::live)
 }
 
 async fn live(folder: &Path) -> Result<()> {
@@ -64,7 +63,7 @@ async fn live(folder: &Path) -> Result<()> {
     let before = lab.traces()?;
     steps.done("management cluster, provider and driver run");
 
-    let cluster = Cluster::create(&lab, FIRST).await?;
+    let cluster = cluster::create(&lab, FIRST).await?;
     let lived = live_in(&lab, &cluster, &mut steps).await;
     lived.map_err(|error| error.context(format!("{}\n{}", cluster.describe(), lab.consoles())))?;
     cluster.delete().await?;
@@ -87,7 +86,7 @@ async fn live_on(lab: &Lab, cluster: &Cluster<'_>, workload: &Workload, steps: &
     steps.done("the control plane and the worker are Ready");
 
     workload.available("kube-system", "coredns").await?;
-    reach_a_service(workload).await?;
+    workload.reach_a_service().await?;
     steps.done("a Pod reached a Service on another Node by name");
 
     cluster.scale(WHOLE.control_planes, WHOLE.workers)?;
@@ -103,7 +102,7 @@ async fn live_on(lab: &Lab, cluster: &Cluster<'_>, workload: &Workload, steps: &
     steps.done("another machine has taken the place of the lost one");
 
     let reader = Reader::start(workload.config().await?);
-    cluster.upgrade(NEXT).await?;
+    cluster.upgrade(NEXT, &lab::image(NEXT)).await?;
     let wanted = Wanted {
         version: NEXT,
         ..WHOLE
@@ -112,22 +111,8 @@ async fn live_on(lab: &Lab, cluster: &Cluster<'_>, workload: &Workload, steps: &
     etcd_is_of(&upgraded)?;
     steps.done("all Nodes run the next patch version");
     println!("through the VIP meanwhile: {}", reader.stop().await?);
-    reach_a_service(workload).await?;
+    workload.reach_a_service().await?;
     steps.done("a Pod reached the Service again");
-    Ok(())
-}
-
-/// A Pod on the control plane calls the Pod of a worker, by the name of its Service.
-async fn reach_a_service(workload: &Workload) -> Result<()> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cluster");
-    workload.apply(&folder.join("hello.yaml"))?;
-    workload.available("default", "hello").await?;
-    workload.apply(&folder.join("ask.yaml"))?;
-    let (asked_on, answer) = workload.succeeded("ask").await?;
-    workload.kubectl(&["delete", "pod", "ask"])?;
-    let answered_on = workload.node_of("app=hello").await?;
-    ensure!(answer.starts_with("hello from hello-"), "{answer}");
-    ensure!(asked_on != answered_on, "both Pods are on {asked_on}");
     Ok(())
 }
 

@@ -30,7 +30,7 @@ use self::{
 };
 use crate::{
     FIRST, NEXT,
-    cluster::{Cluster, Member, Wanted},
+    cluster::{self, Cluster, Member, Wanted},
     lab::{self, Endpoint, Lab, repository},
     sandbox::run,
     steps::Steps,
@@ -66,7 +66,7 @@ pub async fn live(folder: &Path) -> Result<()> {
     certificates::make(folder)?;
     let mut lab = Lab::start(folder, &[NEXT], Endpoint::Tls).await?;
     let before = lab.traces()?;
-    let cluster = Cluster::create(&lab, HOME).await?;
+    let cluster = cluster::create(&lab, HOME).await?;
     let lived = live_in(&lab, &cluster, &mut steps).await;
     lived.map_err(|error| error.context(format!("{}\n{}", cluster.describe(), lab.consoles())))?;
     cluster.delete().await?;

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 /// Prints each step when it is done, with its time.
+#[derive(Debug)]
 pub struct Steps {
     start: Instant,
     last: Instant,

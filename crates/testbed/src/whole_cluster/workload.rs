@@ -19,23 +19,27 @@ use kube::{
 };
 use management_cluster::eventually;
 
-use crate::sandbox::output;
+use super::sandbox::output;
 
-const DEADLINE: Duration = Duration::from_mins(3);
 /// An answer that takes longer comes from a machine that is gone.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The workload cluster, as its administrator.
 pub struct Workload {
+    deadline: Duration,
     kubectl: PathBuf,
     kubeconfig: PathBuf,
     client: Client,
 }
 
 impl Workload {
-    /// The cluster of a kubeconfig.
-    pub async fn new(kubectl: &Path, kubeconfig: PathBuf) -> Result<Self> {
+    /// The cluster of a kubeconfig. Nothing is awaited longer than the deadline.
+    ///
+    /// # Errors
+    /// When the kubeconfig can't be used.
+    pub async fn new(kubectl: &Path, kubeconfig: PathBuf, deadline: Duration) -> Result<Self> {
         Ok(Self {
+            deadline,
             kubectl: kubectl.to_owned(),
             client: Client::try_from(config(&kubeconfig).await?)?,
             kubeconfig,
@@ -96,7 +100,7 @@ impl Workload {
     /// Waits until all replicas of a Deployment are available.
     pub async fn available(&self, namespace: &str, name: &str) -> Result<()> {
         let deployments = Api::<Deployment>::namespaced(self.client.clone(), namespace);
-        eventually(DEADLINE, &format!("the Deployment {name}"), async || {
+        eventually(self.deadline, &format!("the Deployment {name}"), async || {
             let deployment = deployments.get(name).await?;
             let wanted = deployment.spec.and_then(|spec| spec.replicas);
             let status = deployment.status.unwrap_or_default();
@@ -109,15 +113,34 @@ impl Workload {
     /// Waits until a Pod has succeeded, and returns its Node and its output.
     pub async fn succeeded(&self, name: &str) -> Result<(String, String)> {
         let pods = Api::<Pod>::namespaced(self.client.clone(), "default");
-        let pod = eventually(DEADLINE, &format!("the success of the Pod {name}"), async || {
-            let pod = pods.get(name).await?;
-            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-            ensure!(phase == Some("Succeeded"), "{:?}", pod.status);
-            Ok(pod)
-        })
+        let pod = eventually(
+            self.deadline,
+            &format!("the success of the Pod {name}"),
+            async || {
+                let pod = pods.get(name).await?;
+                let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+                ensure!(phase == Some("Succeeded"), "{:?}", pod.status);
+                Ok(pod)
+            },
+        )
         .await?;
         let node = pod.spec.and_then(|spec| spec.node_name).unwrap_or_default();
         Ok((node, self.kubectl(&["logs", name])?))
+    }
+
+    /// Checks that a Pod on the control plane reaches the Pod of a worker by the name of its Service. The Pod
+    /// of the Service, with the label `app=hello`, stays.
+    pub async fn reach_a_service(&self) -> Result<()> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/whole_cluster");
+        self.apply(&folder.join("hello.yaml"))?;
+        self.available("default", "hello").await?;
+        self.apply(&folder.join("ask.yaml"))?;
+        let (asked_on, answer) = self.succeeded("ask").await?;
+        self.kubectl(&["delete", "pod", "ask"])?;
+        let answered_on = self.node_of("app=hello").await?;
+        ensure!(answer.starts_with("hello from hello-"), "{answer}");
+        ensure!(asked_on != answered_on, "both Pods are on {asked_on}");
+        Ok(())
     }
 
     /// The Node of the only Pod with a label.
