@@ -166,10 +166,11 @@ node-image: ## Build the image of a node and print its path (FORM=qcow2, KUBERNE
 	@images/node/build.sh '$(FORM)' $(KUBERNETES)
 
 .PHONY: e2e-libvirt
-e2e-libvirt: ## Have a Debian guest with a real kubelet join through the libvirt driver; on demand, 10 to 30 minutes without KVM.
+e2e-libvirt: ## Have Debian guests join through the libvirt driver: one kubelet, and a whole cluster by the tutorial's commands; on demand.
 	@drivers/libvirt/tests/lab/prepare.sh
+	@images/node/prepare.sh
 	$(CARGO) build --locked --bin capcmi-manager --bin capcmi --example quickstart
-	$(TEST_LIBVIRT) --test kubelet -- --ignored --nocapture
+	$(TEST_LIBVIRT) --test kubelet --test cluster -- --ignored --nocapture
 
 TEST_CLUSTER = --workspace $(WITHOUT_LIBVIRT) --features capcmi-driver-container/root-tests --test cluster --locked
 

@@ -8,9 +8,8 @@ mod cluster;
 mod gateway;
 #[path = "../lab/mod.rs"]
 mod lab;
-mod record;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use capcmi::api::v1alpha1::InfraMachine;
@@ -20,8 +19,8 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt as _;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use lab::Lab;
+use lab::record::Record;
 use management_cluster::{KUBERNETES_VERSION, eventually};
-use record::Record;
 use serde_json::json;
 
 /// How long steps without a guest may take.
@@ -67,7 +66,7 @@ async fn a_machine_becomes_a_node_that_runs_a_pod_and_leaves_nothing() -> Result
     gone(&cluster)
         .await
         .map_err(|error| with_console(error, &lab, &uuid))?;
-    let last = pods.named(&pod).pop().context("the Pod was not seen")?;
+    let (_, last) = pods.named(&pod).pop().context("the Pod was not seen")?;
     let ended = last
         .status
         .unwrap_or_default()
@@ -155,10 +154,10 @@ async fn ready(cluster: &Cluster, lab: &Lab, uuid: &str, name: &str) -> Result<N
 
 /// Checks that the Node belongs to the VM: it has the ProviderID, and its kubelet reads the domain's UUID
 /// from the firmware. The Node was created with the taint.
-fn check_node(node: &Node, provider_id: &str, uuid: &str, states: &[Node]) -> Result<()> {
+fn check_node(node: &Node, provider_id: &str, uuid: &str, states: &[(Instant, Node)]) -> Result<()> {
     let id = node.spec.as_ref().and_then(|spec| spec.provider_id.as_deref());
     ensure!(id == Some(provider_id), "{id:?} is not {provider_id}");
-    let first = states.first().context("the Node was not seen")?;
+    let (_, first) = states.first().context("the Node was not seen")?;
     ensure!(
         keys(first).iter().any(|key| key == TAINT),
         "it came with {:?}",

@@ -5,6 +5,7 @@
 #![allow(dead_code)]
 
 pub mod machines;
+pub mod record;
 pub mod wire;
 
 use std::collections::BTreeMap;
@@ -123,6 +124,11 @@ impl Lab {
     /// The folder of a host.
     pub fn of(&self, host: &str) -> PathBuf {
         self.folder.path().join(host)
+    }
+
+    /// The URI of a host's libvirtd.
+    pub fn address(&self, host: &str) -> String {
+        self.uri(host, DIRECTLY)
     }
 
     /// The URI of a host's libvirtd, or of its wire.
@@ -342,7 +348,7 @@ impl Drop for Lab {
 }
 
 /// The guest, built once for each version of its script.
-fn guest() -> Result<PathBuf> {
+pub fn guest() -> Result<PathBuf> {
     let script = scripts().join("guest.sh");
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));

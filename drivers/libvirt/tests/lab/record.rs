@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use futures::StreamExt as _;
 use kube::api::Api;
@@ -11,10 +12,10 @@ use kube::runtime::watcher::{self, Event, watcher};
 use serde::de::DeserializeOwned;
 use tokio::task::JoinHandle;
 
-/// The states of all objects of a kind since this was made. The last state of a deleted object is its final
-/// one.
+/// The states of all objects of a kind since this was made, each with its time. The last state of a deleted
+/// object is its final one.
 pub struct Record<K> {
-    states: Arc<Mutex<Vec<K>>>,
+    states: Arc<Mutex<Vec<(Instant, K)>>>,
     task: JoinHandle<()>,
 }
 
@@ -34,7 +35,7 @@ where
                         recorded
                             .lock()
                             .unwrap_or_else(PoisonError::into_inner)
-                            .push(object);
+                            .push((Instant::now(), object));
                     }
                     // The watcher restarts automatically.
                     Ok(Event::Init | Event::InitDone) | Err(_) => {}
@@ -45,10 +46,19 @@ where
     }
 
     /// The states so far of the object with a name.
-    pub fn named(&self, name: &str) -> Vec<K> {
+    pub fn named(&self, name: &str) -> Vec<(Instant, K)> {
+        self.that(|its_name| its_name == name)
+    }
+
+    /// The states so far of the objects whose names begin with this.
+    pub fn named_like(&self, prefix: &str) -> Vec<(Instant, K)> {
+        self.that(|its_name| its_name.starts_with(prefix))
+    }
+
+    fn that(&self, is_it: impl Fn(&str) -> bool) -> Vec<(Instant, K)> {
         let states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |object: &&K| object.meta().name.as_deref() == Some(name);
-        states.iter().filter(is_it).cloned().collect()
+        let chosen = |(_, object): &&(Instant, K)| object.meta().name.as_deref().is_some_and(&is_it);
+        states.iter().filter(chosen).cloned().collect()
     }
 }
 
