@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""The hooks of the conformance suite (docs/drivers/conformance.md) for back ends that are a folder: go/ and python/minimal/.
+"""The hooks of the conformance suite (docs/drivers/conformance.md) for back ends that are a folder: go/, python/minimal/ and
+the folder example in Rust.
 
     hook.py FOLDER NAME [ARGUMENT…]
 
 The conformance.yaml of each has the arguments. To have hooks for a back end of your own, copy this file and put its
-API in the place of the files. A hook that can't do what it is asked to has to fail: what follows would be judged for nothing.
+API in the place of the files. A hook without effect must fail: otherwise the suite judges the wrong behaviour.
 """
 
 import base64

@@ -204,8 +204,7 @@ reasons! {
         Some("Delete the Machine to replace it, unless a MachineHealthCheck does.");
     VIRTUAL_MACHINE_ORPHANED = "VirtualMachineOrphaned",
         "A VM of the Cluster has no InfraMachine.",
-        Some("Run `capcmi orphans list`. Delete the VM at the back end, or start the provider with \
-            `--orphans=delete`.");
+        Some("Run `capcmi orphans list`. If no Node runs on the VM, delete it at the back end.");
     VIRTUAL_MACHINE_DUPLICATED = "VirtualMachineDuplicated",
         "An InfraMachine has more than one VM.",
         Some("Run `capcmi orphans list`, and delete the VM that no Node runs on.");
