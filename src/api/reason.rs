@@ -133,7 +133,7 @@ reasons! {
     ADDRESS_CLAIM_INVALID = "AddressClaimInvalid",
         "The IPAddressClaim with the machine's name belongs to another object, or its IPAddress is not \
             valid.",
-        Some("Delete the object in the message, if nothing else needs it.");
+        Some("If nothing else needs the object in the message, remove its finalizers and delete it.");
     WAITING_FOR_OWNER = "WaitingForOwner",
         "The object has no Machine or Cluster as owner, or the owner does not exist.",
         Some("Correct `spec.infrastructureRef` of the owner, restore the owner, or delete the object.");

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource as _;
 use kube::api::{Api, PostParams};
 use serde_json::json;
@@ -52,7 +52,8 @@ async fn observe(
     };
     let owner = owner_of(&claim.metadata).map(|(_, uid)| uid);
     if owner != Some(machine.metadata.uid()) {
-        let what = "does not belong to this InfraMachine: delete it, if nothing else needs it";
+        let what = "does not belong to this InfraMachine: if nothing else needs it, remove its finalizers \
+            and delete it";
         return Ok(ObservedClaim::Invalid(format!("IPAddressClaim `{name}` {what}")));
     }
     if claim.metadata.deletion_timestamp.is_some() {
@@ -72,6 +73,10 @@ async fn observe(
     let Some(found) = found(addresses.get(address).await, "reading an IPAddress")? else {
         return Ok(pending);
     };
+    // It may be allocated for another claim as soon as it is gone.
+    if found.metadata.deletion_timestamp.is_some() {
+        return Ok(pending);
+    }
     if found.spec.claim_ref.name != name {
         let what = format!("IPAddress `{address}` was not allocated for IPAddressClaim `{name}`");
         return Ok(ObservedClaim::Invalid(what));
@@ -165,10 +170,7 @@ fn desired(machine: &InfraMachine, cluster: &str, place: usize, pool: &AddressFr
             .into(),
         ),
         finalizers: Some(vec![ADDRESS_CLAIM_FINALIZER.to_owned()]),
-        owner_references: machine.controller_owner_ref(&()).map(|mut owner| {
-            owner.block_owner_deletion = Some(true);
-            vec![owner]
-        }),
+        owner_references: Some(owner_reference(machine)),
         ..claim.metadata
     };
     claim
@@ -193,8 +195,10 @@ async fn release_one(ctx: &Context, machine: &InfraMachine, place: usize) -> Res
     let Some(claim) = found(api.get_metadata(&name).await, action)? else {
         return Ok(());
     };
-    // By name: a restored claim may name the UID that its owner had before.
-    let is_ours = owner_of(&claim.metadata).is_some_and(|(owner, _)| owner == machine.metadata.name());
+    // By name: a restored claim may name the UID that its owner had before, or no owner.
+    let is_ownerless = is_ownerless(&claim.metadata);
+    let of_name = |(owner, _)| owner == machine.metadata.name();
+    let is_ours = is_ownerless || owner_of(&claim.metadata).is_some_and(of_name);
     let mut finalizers = claim.metadata.finalizers.unwrap_or_default();
     let before = finalizers.len();
     finalizers.retain(|finalizer| finalizer != ADDRESS_CLAIM_FINALIZER);
@@ -202,8 +206,28 @@ async fn release_one(ctx: &Context, machine: &InfraMachine, place: usize) -> Res
         return Ok(());
     }
     let version = claim.metadata.resource_version;
-    let body = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
+    let mut body = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
+    if is_ownerless {
+        body["metadata"]["ownerReferences"] = json!(owner_reference(machine));
+    }
     found(patch_metadata(&api, &name, &body).await, action).map(drop)
+}
+
+/// Whether this provider has made the claim, and a restore has left out its owner.
+fn is_ownerless(claim: &ObjectMeta) -> bool {
+    let all = claim.labels.as_ref();
+    let is_made_here = all.is_some_and(|all| all.contains_key(labels::ADDRESS_CLAIM));
+    is_made_here && claim.owner_references.iter().flatten().next().is_none()
+}
+
+/// The garbage collector deletes a claim after its machine.
+fn owner_reference(machine: &InfraMachine) -> Vec<OwnerReference> {
+    let owner = machine.controller_owner_ref(&());
+    let blocking = owner.map(|owner| OwnerReference {
+        block_owner_deletion: Some(true),
+        ..owner
+    });
+    blocking.into_iter().collect()
 }
 
 /// Returns `None` for an object that does not exist, or whose kind is not served.

@@ -77,8 +77,9 @@ pub async fn execute<'a>(
         }
         Plan::ReadClaims => return Ok(Outcome::NoOp("the claims were not read").into()),
         Plan::Claim(mut plan) => {
-            if let Some(record) = plan.record.take() {
-                object.ensure_finalizer_and_record(&record).await?;
+            match plan.record.take() {
+                Some(record) => object.ensure_finalizer_and_record(&record).await?,
+                None => object.ensure_finalizer().await?,
             }
             return Ok(claims::claim(ctx, object.get(), *plan).await?.into());
         }

@@ -136,6 +136,29 @@ impl<'a> Object<'a> {
         self.write_finalizer_and(annotations).await
     }
 
+    /// Adds the finalizer before a claim. If it is there, sends a patch without a change, so a stale cache
+    /// never leads to a claim.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when the object has changed since the plan.
+    pub async fn ensure_finalizer(&mut self) -> Result<(), Error> {
+        if has_finalizer(&self.latest) {
+            return self.ensure_newest("checking the finalizer").await;
+        }
+        self.restore_finalizer().await
+    }
+
+    /// Sends a patch without a change.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when the object has changed since the plan, [`Error::Gone`] when it is gone.
+    pub async fn ensure_newest(&self, action: &'static str) -> Result<(), Error> {
+        let version = &self.latest.metadata.resource_version;
+        let body = json!({"metadata": {"resourceVersion": version}});
+        let patched = patch_metadata(&self.api, self.name(), &body).await;
+        patched.map(drop).map_err(|error| Error::api(action, error))
+    }
+
     async fn write_finalizer_and(&mut self, annotations: Vec<Annotation>) -> Result<(), Error> {
         let finalizers = if has_finalizer(&self.latest) {
             None

@@ -75,7 +75,11 @@ async fn write(
         object.record_last_known_state(outcome.last_known_state()).await?;
     }
     if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
-        claims::release(ctx, before).await?;
+        // Another object may have the name, and thereby the claims, by now.
+        if !before.spec.addresses_from_pools.is_empty() {
+            object.ensure_newest("releasing the addresses").await?;
+            claims::release(ctx, before).await?;
+        }
         object.remove_finalizer().await?;
         ctx.states.forget(&uid);
     } else {

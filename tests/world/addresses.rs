@@ -1,7 +1,7 @@
 //! Static addresses by Cluster API's IPAM contract.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -13,7 +13,7 @@ use cmi_driver::Operation;
 use fake_apiserver::{Call, Fate};
 use http::Method;
 use kube::ResourceExt;
-use kube::api::{DynamicObject, ListParams, PostParams};
+use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
@@ -141,6 +141,11 @@ fn shown_ips(machine: &InfraMachine) -> Vec<String> {
     ips.map(|address| address.address.clone()).collect()
 }
 
+/// Whether the call writes the machine, and not its status.
+fn is_write(call: &Call) -> bool {
+    call.method == Method::PATCH && call.path.ends_with("/inframachines/m")
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_vm_is_created_with_the_addresses_of_its_pools() -> Result<()> {
     let mut second = pool("b");
@@ -256,6 +261,85 @@ async fn a_refused_claim_is_reported_and_tried_again() -> Result<()> {
         life.has_one_vm_with("10.1.0.10").await?;
     }
     Ok(())
+}
+
+/// The API server answers each write of an outdated machine with a conflict.
+#[tokio::test(start_paused = true)]
+async fn an_outdated_machine_makes_no_claim() -> Result<()> {
+    let mut life = Life::plain("outdated").await?;
+    let ipam = Ipam::start(&life.world);
+    ipam.add("a", &["10.1.0.10"]);
+    let stage = Arc::new(AtomicU8::new(0));
+    let now = Arc::clone(&stage);
+    life.provider = life.provider.requests_meet(move |call: &Call| {
+        let is_claim = call.method == Method::POST && call.path.ends_with("/ipaddressclaims");
+        match now.load(Ordering::SeqCst) {
+            0 if is_claim => Fate::Refused(403, "Forbidden"),
+            1 if is_write(call) => Fate::Refused(409, "Conflict"),
+            _ => Fate::Served,
+        }
+    });
+    let _replica = life.begin().await?;
+    life.waits_for("AddressClaimRefused").await?;
+    stage.store(1, Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_mins(30)).await;
+    ensure!(life.claims().await?.is_empty(), "{:?}", life.claims().await?);
+    stage.store(2, Ordering::SeqCst);
+    life.has_one_vm_with("10.1.0.10").await
+}
+
+/// Another machine may have the name, and with it the claims, by then.
+#[tokio::test(start_paused = true)]
+async fn an_outdated_machine_releases_no_address() -> Result<()> {
+    let mut life = Life::plain("outdated-at-its-end").await?;
+    let ipam = Ipam::start(&life.world);
+    ipam.add("a", &["10.1.0.10"]);
+    let is_outdated = Arc::new(AtomicBool::new(true));
+    let (still, console) = (Arc::clone(&is_outdated), life.cloud.console()?);
+    let was_made = AtomicBool::new(false);
+    life.provider = life.provider.requests_meet(move |call: &Call| {
+        let exists = console.vms().is_ok_and(|vms| !vms.is_empty());
+        was_made.fetch_or(exists, Ordering::SeqCst);
+        let is_gone = was_made.load(Ordering::SeqCst) && !exists;
+        if is_gone && is_write(call) && still.load(Ordering::SeqCst) {
+            Fate::Refused(409, "Conflict")
+        } else {
+            Fate::Served
+        }
+    });
+    let _replica = life.begin().await?;
+    life.has_one_vm_with("10.1.0.10").await?;
+    life.machine.delete().await?;
+    eventually(DEADLINE, "the end of the VM", async || {
+        ensure!(life.cloud.vms()?.is_empty(), "{:?}", life.cloud.vms()?);
+        Ok(())
+    })
+    .await?;
+    tokio::time::sleep(Duration::from_mins(30)).await;
+    let claim = claims(&life.world).get("m-0").await?;
+    let is_held = claim
+        .finalizers()
+        .iter()
+        .any(|name| name == ADDRESS_CLAIM_FINALIZER);
+    ensure!(is_held, "{claim:?}");
+    is_outdated.store(false, Ordering::SeqCst);
+    life.all_gone().await
+}
+
+/// Backup tools may leave out owners.
+#[tokio::test(start_paused = true)]
+async fn a_restored_claim_without_owner_goes_with_its_machine() -> Result<()> {
+    let life = Life::plain("restored").await?;
+    let ipam = Ipam::start(&life.world);
+    ipam.add("a", &["10.1.0.10"]);
+    let _replica = life.begin().await?;
+    life.has_one_vm_with("10.1.0.10").await?;
+    let orphaned = Patch::Merge(json!({"metadata": {"ownerReferences": []}}));
+    claims(&life.world)
+        .patch("m-0", &PatchParams::default(), &orphaned)
+        .await?;
+    life.machine.delete().await?;
+    life.all_gone().await
 }
 
 #[tokio::test(start_paused = true)]
