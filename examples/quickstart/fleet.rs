@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams};
 use kube::{Client, ResourceExt};
+use management_cluster::node::is_ready;
 use serde_json::json;
 
 use crate::scenario::{NAME, NAMESPACE};
@@ -140,14 +141,4 @@ fn row(machine: &DynamicObject, infra_machines: &[InfraMachine], nodes: &[Node])
         row.node_is_ready = is_ready(node);
     }
     row
-}
-
-fn is_ready(node: &Node) -> bool {
-    let conditions = node
-        .status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten());
-    conditions
-        .into_iter()
-        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }

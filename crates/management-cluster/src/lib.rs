@@ -21,6 +21,7 @@ pub mod kubeadm;
 mod kubeconfig;
 pub mod machine_controller_manager;
 mod manager;
+pub mod node;
 mod port;
 mod process;
 mod programs;

@@ -8,6 +8,7 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams},
 };
+use management_cluster::node::is_ready;
 use management_cluster::{ManagementCluster, eventually};
 use serde_json::{Value, json};
 use tokio::time::sleep;
@@ -369,14 +370,4 @@ fn internal_address(node: &Node) -> Option<&String> {
     let addresses = node.status.as_ref()?.addresses.as_ref()?;
     let internal = addresses.iter().find(|address| address.type_ == "InternalIP")?;
     Some(&internal.address)
-}
-
-fn is_ready(node: &Node) -> bool {
-    let conditions = node
-        .status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten());
-    conditions
-        .into_iter()
-        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }

@@ -21,6 +21,7 @@ use kube::Api;
 use lab::Lab;
 use lab::record::Record;
 use management_cluster::kubeadm::KubeadmProviders;
+use management_cluster::node::is_ready;
 use management_cluster::{KUBERNETES_VERSION, ManagementCluster, eventually};
 use testbed::Launch;
 use testbed::whole_cluster::cluster::{Cluster, Member, Wanted};
@@ -279,16 +280,6 @@ async fn check_taint(workload: &Workload, states: &[(Instant, Node)]) -> Result<
 fn has_taint(node: &Node) -> bool {
     let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
     taints.into_iter().any(|taint| taint.key == TAINT)
-}
-
-fn is_ready(node: &Node) -> bool {
-    let conditions = node
-        .status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten());
-    conditions
-        .into_iter()
-        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// Checks that the worker's kubelet ended the Pod in time, before its VM was gone.
