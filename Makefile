@@ -99,10 +99,13 @@ test-all: test-python test-go ## Run everything but e2e-libvirt: long cases, the
 # The first time it makes a virtual environment in the user's cache folder.
 IN_PYTHON = cd examples/drivers/python && python="$$(./environment.sh)/bin/python" &&
 
+# A file for the report of the gate.
+PYTEST_TIMES = $${CAPCMI_TEST_TIMES:+--junitxml="$$CAPCMI_TEST_TIMES/pytest-$(1).xml"}
+
 # The tests in Rust run the conformance suite against the kit.
 .PHONY: test-python
 test-python: ## Run the tests of the kit for drivers in Python and of the Python drivers alone.
-	$(IN_PYTHON) "$$python" -m pytest ../../../sdk/python && "$$python" -m pytest
+	$(IN_PYTHON) "$$python" -m pytest $(call PYTEST_TIMES,kit) ../../../sdk/python && "$$python" -m pytest $(call PYTEST_TIMES,drivers)
 
 # The race detector needs a C compiler. A build of govmomi takes a minute of CPU, so the vSphere driver shares the build of
 # its lints here, and has the detector in `make test-all`. The tests in Rust run the conformance suite against both.

@@ -140,8 +140,6 @@ def read_records(file):
 
 def read_pytest(file):
     """Seconds and name of each case that pytest has written to a file."""
-    if not file.exists():
-        return []
     cases = ElementTree.parse(file).iter("testcase")
     return [(float(case.get("time")), f"pytest {case.get('classname')}.{case.get('name')}") for case in cases]
 
@@ -150,7 +148,7 @@ def report():
     """Prints the times of steps, of test binaries, and of the slowest cases."""
     records = Path(os.environ["CAPCMI_TEST_TIMES"])
     steps, binaries, cases = (read_records(records / name) for name in ("steps", "binaries", "cases"))
-    in_python = read_pytest(records / "pytest.xml")
+    in_python = [case for file in sorted(records.glob("pytest-*.xml")) for case in read_pytest(file)]
     if in_python:
         binaries.append((sum(seconds for seconds, _ in in_python), "pytest"))
     slowest = sorted(cases + in_python, reverse=True)[:SLOWEST]
