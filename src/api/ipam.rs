@@ -106,7 +106,7 @@ pub struct PoolReference {
     pub name: String,
 }
 
-/// A reference to an object of the same namespace by its name, which is empty while there is none.
+/// A reference to an object of the same namespace by its name. The name is empty until the object exists.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct NameReference {
