@@ -73,7 +73,8 @@ async fn reconcile_machine(
     let (gathered, plan) = gather_and_plan(ctx, &machine).await?;
     let mut object = Object::new(ctx, Arc::clone(&machine), has_status);
     let execution = execute(ctx, &mut object, &gathered, plan).await?;
-    publish(ctx, &machine, &mut object, &gathered, execution.outcome).await
+    let outcome = claims::released(ctx, &machine, &object, execution.outcome).await?;
+    publish(ctx, &machine, &mut object, &gathered, outcome).await
 }
 
 /// Reads the state of a machine and plans the next action.

@@ -127,6 +127,10 @@ reasons! {
         "The IPAM provider has not allocated the address that the VM needs.",
         Some("Resolve the reason that the IPAddressClaim in the message reports, such as `PoolExhausted`. \
             Without a reason, check that the pool exists and its IPAM provider runs.");
+    WAITING_FOR_ADDRESS_RELEASE = "WaitingForAddressRelease",
+        "The VM is gone, and the IPAM provider has not released its address.",
+        Some("Check that the IPAM provider runs. If it was removed for good, remove the finalizers of the \
+            IPAddressClaim in the message.");
     ADDRESS_CLAIM_REFUSED = "AddressClaimRefused",
         "The API server refuses the IPAddressClaim of the machine, or does not serve the kind.",
         Some("Resolve the error in the message.");

@@ -1,15 +1,18 @@
 //! Reads, creates and releases the claims for a machine's static addresses.
 
 use std::net::IpAddr;
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource as _;
-use kube::api::{Api, PostParams};
+use kube::api::{Api, DeleteParams, PostParams, Preconditions};
 use serde_json::json;
 
 use super::Context;
-use super::outcome::{Blocked, Outcome};
+use super::object::Object;
+use super::outcome::{Blocked, Outcome, RemovalReason};
 use super::plan::{Claim, ObservedClaim, refused};
+use crate::api::conditions::{self, reason};
 use crate::api::ipam::{
     IPAddress, IPAddressClaim, IPAddressClaimSpec, IPAddressSpec, PoolReference, claim_name, owner_of,
 };
@@ -17,6 +20,9 @@ use crate::api::v1alpha1::{AddressFromPool, InfraMachine};
 use crate::api::{ADDRESS_CLAIM_FINALIZER, ObjectMetaExt as _, labels};
 use crate::apiserver::{Error, FIELD_MANAGER, error_message, patch_metadata};
 use cmi_driver::StaticAddress;
+
+/// When to check again whether an IPAM provider has released an address. The watch of claims wakes earlier.
+const RELEASED_WITHIN: Duration = Duration::from_secs(30);
 
 /// Reads the claims for the pools of a machine, in their order.
 ///
@@ -176,41 +182,101 @@ fn desired(machine: &InfraMachine, cluster: &str, place: usize, pool: &AddressFr
     claim
 }
 
-/// Lets the claims of a machine be deleted, and with them its addresses released. The VM must be gone. The
-/// claims are deleted with the machine, by their owner reference.
+/// Releases the addresses of a machine whose VM is gone, and returns the outcome. While a claim exists,
+/// returns a wait instead: an IPAM provider may not release an address of a Cluster that is gone, so the
+/// machine outlives its claims. A forced removal does not wait.
 ///
 /// # Errors
-/// [`Error::Conflict`] when a claim has changed meanwhile. The API server refused or could not be reached.
-pub async fn release(ctx: &Context, machine: &InfraMachine) -> Result<(), Error> {
-    for place in 0..machine.spec.addresses_from_pools.len() {
-        release_one(ctx, machine, place).await?;
+/// [`Error::Conflict`] when the machine or a claim has changed since it was read: another machine may have
+/// the name by now. The API server refused or could not be reached.
+pub async fn released(
+    ctx: &Context,
+    machine: &InfraMachine,
+    object: &Object<'_>,
+    outcome: Outcome,
+) -> Result<Outcome, Error> {
+    let waits = match outcome {
+        Outcome::Gone | Outcome::RemoveFinalizer(RemovalReason::NeverCreated) => true,
+        Outcome::RemoveFinalizer(RemovalReason::Forced) => false,
+        _ => return Ok(outcome),
+    };
+    if machine.spec.addresses_from_pools.is_empty() {
+        return Ok(outcome);
     }
-    Ok(())
+    object.ensure_newest("releasing the addresses").await?;
+    ctx.claims_wanted.notify_one();
+    let mut remaining = None;
+    for place in 0..machine.spec.addresses_from_pools.len() {
+        if !delete_one(ctx, machine, place).await? {
+            remaining = remaining.or(Some(claim_name(machine, place)));
+        }
+    }
+    Ok(match remaining.filter(|_| waits) {
+        Some(claim) => releasing(&claim).into(),
+        None => outcome,
+    })
 }
 
-async fn release_one(ctx: &Context, machine: &InfraMachine, place: usize) -> Result<(), Error> {
+fn releasing(claim: &str) -> Blocked {
+    let message =
+        format!("the VM is gone; waiting for the IPAM provider to release IPAddressClaim `{claim}`");
+    Blocked::new(conditions::DELETING, reason::WAITING_FOR_ADDRESS_RELEASE, message).until(RELEASED_WITHIN)
+}
+
+/// Deletes a claim of the machine. Returns whether it no longer exists.
+async fn delete_one(ctx: &Context, machine: &InfraMachine, place: usize) -> Result<bool, Error> {
+    let Some(claim) = release_one(ctx, machine, place).await? else {
+        return Ok(true);
+    };
+    let action = "deleting an IPAddressClaim";
+    let api = Api::<IPAddressClaim>::namespaced(ctx.client.clone(), machine.metadata.namespace());
+    let name = claim_name(machine, place);
+    let parameters = DeleteParams::default().preconditions(Preconditions {
+        uid: claim.uid,
+        resource_version: None,
+    });
+    if claim.deletion_timestamp.is_none() && found(api.delete(&name, &parameters).await, action)?.is_none() {
+        return Ok(true);
+    }
+    let rest = found(api.get_metadata(&name).await, "reading an IPAddressClaim")?;
+    Ok(rest.is_none())
+}
+
+/// Removes this provider's finalizer from a claim of the machine, and returns the claim, if there is one.
+///
+/// # Errors
+/// [`Error::Conflict`] when the claim has changed. The API server refused or could not be reached.
+async fn release_one(
+    ctx: &Context,
+    machine: &InfraMachine,
+    place: usize,
+) -> Result<Option<ObjectMeta>, Error> {
     let action = "removing the finalizer of an IPAddressClaim";
     let name = claim_name(machine, place);
     let api = Api::<IPAddressClaim>::namespaced(ctx.client.clone(), machine.metadata.namespace());
     let Some(claim) = found(api.get_metadata(&name).await, action)? else {
-        return Ok(());
+        return Ok(None);
     };
+    let claim = claim.metadata;
     // By name: a restored claim may name the UID that its owner had before, or no owner.
-    let is_ownerless = is_ownerless(&claim.metadata);
+    let is_ownerless = is_ownerless(&claim);
     let of_name = |(owner, _)| owner == machine.metadata.name();
-    let is_ours = is_ownerless || owner_of(&claim.metadata).is_some_and(of_name);
-    let mut finalizers = claim.metadata.finalizers.unwrap_or_default();
+    if !is_ownerless && !owner_of(&claim).is_some_and(of_name) {
+        return Ok(None);
+    }
+    let mut finalizers = claim.finalizers.clone().unwrap_or_default();
     let before = finalizers.len();
     finalizers.retain(|finalizer| finalizer != ADDRESS_CLAIM_FINALIZER);
-    if !is_ours || finalizers.len() == before {
-        return Ok(());
+    if finalizers.len() == before {
+        return Ok(Some(claim));
     }
-    let version = claim.metadata.resource_version;
+    let version = &claim.resource_version;
     let mut body = json!({"metadata": {"resourceVersion": version, "finalizers": finalizers}});
     if is_ownerless {
         body["metadata"]["ownerReferences"] = json!(owner_reference(machine));
     }
-    found(patch_metadata(&api, &name, &body).await, action).map(drop)
+    let patched = found(patch_metadata(&api, &name, &body).await, action)?;
+    Ok(patched.map(|_| claim))
 }
 
 /// Whether this provider has made the claim, and a restore has left out its owner.

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::Context;
 use super::gather::Gathered;
 use super::object::Object;
 use super::outcome::{Outcome, RetryTrigger};
 use super::plan::poll_interval;
 use super::runtime_state::{LookUpHint, Retry, RetryCondition, UnimplementedCall};
 use super::status::{self, RetryTiming};
-use super::{Context, claims};
 use crate::api::identity::driver_name;
 use crate::api::retry::{Disposition, jitter};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, OperationType};
@@ -75,11 +75,6 @@ async fn write(
         object.record_last_known_state(outcome.last_known_state()).await?;
     }
     if matches!(outcome, Outcome::Gone | Outcome::RemoveFinalizer(_)) {
-        // Another object may have the name, and thereby the claims, by now.
-        if !before.spec.addresses_from_pools.is_empty() {
-            object.ensure_newest("releasing the addresses").await?;
-            claims::release(ctx, before).await?;
-        }
         object.remove_finalizer().await?;
         ctx.states.forget(&uid);
     } else {

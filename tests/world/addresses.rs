@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use capcmi::api::conditions::READY;
+use capcmi::api::conditions::{DELETING, READY};
 use capcmi::api::identity;
 use capcmi::api::v1alpha1::InfraMachine;
 use capcmi::api::{ADDRESS_CLAIM_FINALIZER, annotations};
@@ -326,6 +326,29 @@ async fn an_outdated_machine_releases_no_address() -> Result<()> {
     life.all_gone().await
 }
 
+/// An IPAM provider may not release an address of a Cluster that no longer exists.
+#[tokio::test(start_paused = true)]
+async fn a_machine_outlives_its_claims() -> Result<()> {
+    let life = Life::plain("release").await?;
+    let ipam = Ipam::start(&life.world);
+    ipam.add("a", &["10.1.0.10"]);
+    let _replica = life.begin().await?;
+    life.has_one_vm_with("10.1.0.10").await?;
+    drop(ipam);
+    life.machine.delete().await?;
+    let waits = |machine: &InfraMachine| says(machine, DELETING, "True", "WaitingForAddressRelease");
+    let waiting = life.machine.until("the IPAM provider", waits).await?;
+    ensure!(life.cloud.vms()?.is_empty(), "{:?}", life.cloud.vms()?);
+    ensure!(
+        message(&waiting, DELETING).contains("IPAddressClaim `m-0`"),
+        "{waiting:?}"
+    );
+    tokio::time::sleep(Duration::from_mins(30)).await;
+    life.machine.get().await?;
+    let _ipam = Ipam::start(&life.world);
+    life.all_gone().await
+}
+
 /// Backup tools may leave out owners.
 #[tokio::test(start_paused = true)]
 async fn a_restored_claim_without_owner_goes_with_its_machine() -> Result<()> {
@@ -515,7 +538,7 @@ async fn killed_at(step: Step, point: Point) -> Result<()> {
     finished(step, &life).await
 }
 
-/// Begins the step. The trap counts from then on.
+/// Begins the step. The trap counts from here.
 async fn begun(step: Step, trap: &Trap) -> Result<(Life, Ipam, Replica)> {
     let life = Life::plain("kill").await?;
     let ipam = Ipam::start(&life.world);

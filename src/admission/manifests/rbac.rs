@@ -80,9 +80,9 @@ pub const PROVIDER: &[Rule] = &[
     Rule {
         group: ipam::GROUP,
         resources: &["ipaddressclaims"],
-        verbs: &["get", "list", "watch", "create", "patch"],
-        why: "Static addresses are claimed before a VM is created. The patch removes the finalizer when the \
-            VM is gone.",
+        verbs: &["get", "list", "watch", "create", "patch", "delete"],
+        why: "Static addresses are claimed before a VM is created. When it is gone, a patch removes the \
+            finalizer, and the claims are deleted.",
     },
     Rule {
         group: ipam::GROUP,

@@ -13,8 +13,9 @@ use crate::api::{ObjectMetaExt as _, labels};
 use crate::apiserver::OutageLog;
 
 impl Controllers {
-    /// Enqueues the machines without a VM whose claims change. The watch begins when the first machine waits
-    /// for an address, so an installation without static addresses has no watch, and needs no such kind.
+    /// Enqueues the machines whose claims change, with a VM only at the end of a claim. The watch begins when
+    /// the first machine waits for an address, so an installation without static addresses has no watch, and
+    /// needs no such kind.
     pub(super) async fn follow_claims(&self) {
         self.machine_context.claims_wanted.notified().await;
         let api: Api<IPAddressClaim> = self.api();
@@ -37,7 +38,8 @@ impl Controllers {
         };
         let machine = ObjectRef::new(name).within(claim.metadata.namespace());
         let cache = &self.caches.infra_machines;
-        let is_waiting = cache.look_at(&machine, |entry| !entry.facts().is_provisioned);
+        let is_ending = claim.metadata.deletion_timestamp.is_some();
+        let is_waiting = cache.look_at(&machine, |entry| is_ending || !entry.facts().is_provisioned);
         if is_waiting == Some(true) {
             self.infra_machine_queue.enqueue(machine);
         }
