@@ -132,7 +132,7 @@ func TestCredentialsAreChecked(t *testing.T) {
 		code    codes.Code
 		text    string
 	}{
-		"no server":         {map[string]string{serverKey: ""}, codes.Unauthenticated, "needs the key server"},
+		"no server":         {map[string]string{serverKey: ""}, codes.Unauthenticated, "the key server of the Secret is empty"},
 		"plain text":        {map[string]string{serverKey: "http://vcenter"}, codes.Unauthenticated, "without a scheme"},
 		"a path":            {map[string]string{serverKey: vcenter.access.Server + "/sdk"}, codes.Unauthenticated, "HOST:PORT"},
 		"a wrong password":  {map[string]string{passwordKey: "wrong"}, codes.Unauthenticated, "the user or the password"},

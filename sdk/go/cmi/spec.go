@@ -1,6 +1,7 @@
 package cmi
 
 import (
+	"cmp"
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
@@ -183,7 +184,8 @@ func without(object map[string]any, path []string) map[string]any {
 	return kept
 }
 
-// problem returns the first violation of a schema, by its place.
+// problem returns the first violation of a schema by its place. An unknown field goes first: with it, a misspelled name of
+// a required field is named rather than the field.
 func problem(err error) error {
 	var violation *jsonschema.ValidationError
 	if !errors.As(err, &violation) {
@@ -191,9 +193,16 @@ func problem(err error) error {
 	}
 	all := leaves(violation)
 	slices.SortStableFunc(all, func(a, b *jsonschema.ValidationError) int {
-		return strings.Compare(pointerTo(a), pointerTo(b))
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), strings.Compare(pointerTo(a), pointerTo(b)))
 	})
 	return describe(all[0])
+}
+
+func rank(violation *jsonschema.ValidationError) int {
+	if _, unknown := violation.ErrorKind.(*kind.AdditionalProperties); unknown {
+		return 0
+	}
+	return 1
 }
 
 func leaves(violation *jsonschema.ValidationError) []*jsonschema.ValidationError {

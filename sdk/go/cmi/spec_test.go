@@ -66,6 +66,7 @@ func TestSpecIsDecodedStrictly(t *testing.T) {
 		"{\"size\": \"\xff\"}":               "is not UTF-8",
 		`{}`:                                 "/size: is required",
 		`{"Size": "small"}`:                  "/Size: is not a known field",
+		`{"sizze": "small"}`:                 "/sizze: is not a known field",
 		`{"size": ""}`:                       "/size: must not be empty",
 		`{"size": null}`:                     "/size: must be string, not null",
 		`{"size": 7}`:                        "/size: must be string, not number",

@@ -183,12 +183,18 @@ func (Secret) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 // Secrets are the credentials of a call by key.
 type Secrets map[string]Secret
 
-// Need returns the secret of a key, or an UNAUTHENTICATED error that names the key.
+// Need returns the secret of a key without line ends behind it, or an UNAUTHENTICATED error that names the key.
 func (s Secrets) Need(key string) (string, error) {
-	value := string(s[key])
-	if strings.TrimSpace(value) == "" {
+	value, known := s[key]
+	switch text := strings.TrimRight(string(value), "\r\n"); {
+	case strings.TrimSpace(text) != "":
+		return text, nil
+	case known:
+		return "", Unauthenticated("the key %s of the Secret is empty", key)
+	case len(s) == 0:
+		return "", Unauthenticated("the Secret needs the key %s; it has no keys", key)
+	default:
 		keys := strings.Join(slices.Sorted(maps.Keys(s)), ", ")
 		return "", Unauthenticated("the Secret needs the key %s; it has: %s", key, keys)
 	}
-	return value, nil
 }

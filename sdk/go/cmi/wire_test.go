@@ -88,6 +88,18 @@ func TestSecretsAreNotFormatted(t *testing.T) {
 func TestMissingCredentialIsNamed(t *testing.T) {
 	_, err := Secrets{"user": Secret("a")}.Need("token")
 	wantCode(t, "a missing key", err, codes.Unauthenticated, "the key token; it has: user")
+	_, err = Secrets{}.Need("token")
+	wantCode(t, "no keys", err, codes.Unauthenticated, "the key token; it has no keys")
+	_, err = Secrets{"token": Secret(" \n")}.Need("token")
+	wantCode(t, "an empty value", err, codes.Unauthenticated, "the key token of the Secret is empty")
+}
+
+// An HTTP client refuses a header with a line end, which `echo` leaves behind a token.
+func TestLineEndBehindCredentialIsRemoved(t *testing.T) {
+	got, err := Secrets{"token": Secret("a b\r\n")}.Need("token")
+	if got != "a b" || err != nil {
+		t.Errorf("got %q, %v", got, err)
+	}
 }
 
 // Clients accept 8 KiB of headers.

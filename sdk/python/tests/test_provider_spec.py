@@ -97,6 +97,11 @@ def test_a_wrong_field_is_refused_by_its_pointer(fields: dict[str, Any], message
         assert refused.value.message == f"ProviderSpec {message}"
 
 
+def test_a_misspelled_name_is_named_rather_than_the_required_field() -> None:
+    with pytest.raises(cmi.Invalid, match="/sizze: is not a known field"):
+        SPECS.decode(b'{"sizze": "small"}')
+
+
 @pytest.mark.parametrize(
     ("fields", "kind", "message"),
     [

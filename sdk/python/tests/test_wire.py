@@ -51,6 +51,14 @@ def test_a_secret_is_never_formatted() -> None:
 def test_a_missing_secret_is_named() -> None:
     with pytest.raises(cmi.Unauthenticated, match="needs the key token; it has: password"):
         cmi.Secrets(password=cmi.Secret(b"x")).need("token")
+    with pytest.raises(cmi.Unauthenticated, match="needs the key token; it has no keys"):
+        cmi.Secrets().need("token")
+    with pytest.raises(cmi.Unauthenticated, match="the key token of the Secret is empty"):
+        cmi.Secrets(token=cmi.Secret(b" \n")).need("token")
+
+
+def test_a_line_end_behind_a_secret_is_removed() -> None:
+    assert cmi.Secrets(token=cmi.Secret(b"a b\r\n")).need("token") == "a b"
 
 
 def test_a_message_is_cut_between_words() -> None:

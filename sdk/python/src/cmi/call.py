@@ -41,15 +41,18 @@ class Secrets(dict[str, Secret]):
     """The credentials of a call by key."""
 
     def need(self, key: str) -> str:
-        """Returns the secret of a key.
+        """Returns the secret of a key, without line ends behind it.
 
         Raises:
             Unauthenticated: The secret is missing. The message names the key.
         """
-        value = self.get(key, Secret()).decode(errors="replace")
-        if not value.strip():
-            raise Unauthenticated(f"the Secret needs the key {key}; it has: {', '.join(sorted(self))}")
-        return value
+        value = self.get(key, Secret()).decode(errors="replace").rstrip("\r\n")
+        if value.strip():
+            return value
+        if key in self:
+            raise Unauthenticated(f"the key {key} of the Secret is empty")
+        keys = f": {', '.join(sorted(self))}" if self else " no keys"
+        raise Unauthenticated(f"the Secret needs the key {key}; it has{keys}")
 
 
 @dataclass

@@ -26,6 +26,7 @@ _JSON_TYPES = {
     float: "number",
     type(None): "null",
 }
+_UNKNOWN = "is not a known field"
 # A message must not repeat a long value.
 _LONGEST_REASON = 300
 
@@ -76,7 +77,7 @@ class Specs(Generic[Spec]):
     def _read(self, text: bytes, validator: Draft202012Validator) -> Decoded[Spec]:
         fields = parse(text)
         if problems := [_describe(problem) for problem in validator.iter_errors(fields)]:
-            raise min(problems, key=lambda found: (isinstance(found[1], OutOfRange), found[0]))[1]
+            raise min(problems, key=_order)[1]
         tags = fields.pop(TAGS_FIELD, {})
         return Decoded(_build(self.kind, fields), tags, self._digest(fields))
 
@@ -107,6 +108,13 @@ def parse(text: bytes) -> Node:
     return value
 
 
+def _order(problem: tuple[str, Error]) -> tuple[int, str]:
+    """An unknown field goes first: with it, a misspelled name of a required field is named rather than the field."""
+    place, error = problem
+    rank = 0 if _UNKNOWN in str(error) else 2 if isinstance(error, OutOfRange) else 1
+    return rank, place
+
+
 def _describe(problem: ValidationError) -> tuple[str, Error]:
     pointer = "".join(f"/{escaped(str(part))}" for part in problem.absolute_path)
     # The stubs of jsonschema allow unset fields, which a found problem does not have.
@@ -119,7 +127,7 @@ def _describe(problem: ValidationError) -> tuple[str, Error]:
             return (place := f"{pointer}/{escaped(missing)}"), Invalid(place, "is required")
         case "additionalProperties":
             unknown = min(name for name in found if name not in schema["properties"])
-            return (place := f"{pointer}/{escaped(unknown)}"), Invalid(place, "is not a known field")
+            return (place := f"{pointer}/{escaped(unknown)}"), Invalid(place, _UNKNOWN)
         case "type":
             kind = _JSON_TYPES[type(found)]
             return pointer, Invalid(pointer, f"must be {value}, not {kind}")
