@@ -17,6 +17,7 @@ import urllib.error
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,7 @@ def wrapped(cause: Exception) -> Exception:
         (wrapped(ConnectionResetError()), "UNAVAILABLE"),
         (wrapped(socket.gaierror()), "UNAVAILABLE"),
         (urllib.error.URLError("canary-token"), "UNAVAILABLE"),
+        (urllib.error.HTTPError("https://canary-token", 400, "canary-token", Message(), None), "UNKNOWN"),
         (wrapped(TimeoutError()), "DEADLINE_EXCEEDED"),
         (FileNotFoundError("canary-token"), "UNKNOWN"),
         (KeyError("canary-token"), "UNKNOWN"),

@@ -154,7 +154,7 @@ def coded(error: Exception) -> Error:
     known: Error
     if any(isinstance(each, TimeoutError | asyncio.TimeoutError) for each in causes(error)):
         known = Late("the back end did not answer in time")
-    elif any(isinstance(each, _UNREACHABLE) for each in causes(error)):
+    elif any(_is_unreachable(each) for each in causes(error)):
         known = Unavailable("the back end cannot be reached")
     else:
         kind = type(error).__name__
@@ -163,8 +163,10 @@ def coded(error: Exception) -> Error:
     return known
 
 
-# Libraries for HTTP wrap these errors in their own.
-_UNREACHABLE = (ConnectionError, socket.gaierror, urllib.error.URLError)
+def _is_unreachable(error: BaseException) -> bool:
+    """Libraries for HTTP wrap these errors in their own. An HTTPError is an answer of the platform."""
+    unreachable = isinstance(error, ConnectionError | socket.gaierror | urllib.error.URLError)
+    return unreachable and not isinstance(error, urllib.error.HTTPError)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
