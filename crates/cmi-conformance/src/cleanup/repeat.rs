@@ -30,7 +30,12 @@ impl Repeat {
     pub const fn is_worth_it(self, code: Code) -> bool {
         match code {
             Code::Canceled | Code::DeadlineExceeded | Code::Aborted | Code::Unavailable => true,
-            Code::NotFound | Code::InvalidArgument | Code::OutOfRange | Code::Unimplemented => false,
+            // Credentials that the driver refuses once stay refused: the author forgot `secrets`.
+            Code::NotFound
+            | Code::InvalidArgument
+            | Code::OutOfRange
+            | Code::Unimplemented
+            | Code::Unauthenticated => false,
             // UNKNOWN is the answer to an exception in a driver's first draft: it does not pass.
             Code::Unknown
             | Code::AlreadyExists
@@ -39,7 +44,6 @@ impl Repeat {
             | Code::FailedPrecondition
             | Code::Internal
             | Code::DataLoss
-            | Code::Unauthenticated
             | Code::Uninitialized => matches!(self, Self::Any),
         }
     }

@@ -146,6 +146,14 @@ async fn cleanup_does_not_wait_after_a_refused_create() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn cleanup_does_not_repeat_calls_with_refused_credentials() {
+    let tracker = tracked(&Err(Status::new(Code::Unauthenticated, "no token")));
+    let before = tokio::time::Instant::now();
+    let (_left, asked) = cleared(&tracker, Duration::ZERO, &[Err(Code::Unauthenticated)]).await;
+    assert_eq!((asked.len(), before.elapsed()), (1, Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
 async fn cleanup_deletes_again_after_the_consistency_window() {
     let tracker = Tracker::default();
     tracker.record(&machine_request());
