@@ -136,6 +136,13 @@ impl FakeApiServer {
         self.0.state.lock().store.version()
     }
 
+    /// Waits for a write after this version.
+    pub async fn written_after(&self, version: u64) {
+        let mut changed = self.0.changed.subscribe();
+        // The sender lives as long as this server.
+        let _written = changed.wait_for(|()| self.version() > version).await;
+    }
+
     /// The requests so far, in their order.
     pub fn recorded(&self) -> Vec<Recorded> {
         self.0.state.lock().recorded.clone()
@@ -243,10 +250,14 @@ impl Inner {
 
     /// Serves a request. Its changes are in effect when this returns.
     fn carry_out(self: &Arc<Self>, call: &Call) -> Answer {
+        let before = self.state.lock().store.version();
         let answer = self
             .serve(call)
             .unwrap_or_else(|refusal| Answer::Json(refusal.code, refusal.status()));
-        self.changed.send_replace(());
+        // A read would wake every watch for nothing.
+        if self.state.lock().store.version() != before {
+            self.changed.send_replace(());
+        }
         answer
     }
 

@@ -31,19 +31,20 @@ impl Core {
         let (client, nodes) = (management.client("core"), Api::all(workload.client("core")));
         let (management, workload) = (management.clone(), workload.clone());
         Self(tokio::spawn(async move {
-            let mut seen = None;
             loop {
-                // A round that finds everything as the last one left it would do nothing.
                 let now = (management.version(), workload.version());
-                if seen != Some(now) {
-                    seen = Some(now);
-                    if let Err(error) = round(&client, &nodes).await {
-                        // Another client has written in between: the next round sees it.
-                        tracing::debug!("{error:#}");
-                        seen = None;
-                    }
+                if let Err(error) = round(&client, &nodes).await {
+                    // Another client has written in between: the next round sees it.
+                    tracing::debug!("{error:#}");
+                    tokio::time::sleep(INTERVAL).await;
+                    continue;
                 }
                 tokio::time::sleep(INTERVAL).await;
+                // A round that finds everything as the last one left it would do nothing.
+                tokio::select! {
+                    () = management.written_after(now.0) => {}
+                    () = workload.written_after(now.1) => {}
+                }
             }
         }))
     }
