@@ -1,7 +1,9 @@
 //! The simulated cloud of a case: its files, console, faults and guests.
 
+use std::fs::File;
+use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use cmi_driver::Operation;
@@ -17,6 +19,16 @@ pub struct Cloud {
     faults: PathBuf,
     calls: PathBuf,
     clock: Arc<dyn Clock>,
+    console: OnceLock<CloudConsole>,
+    log: Mutex<Log>,
+}
+
+/// The part of the call log that was read before. Waits read the log many times.
+#[derive(Default)]
+struct Log {
+    /// The length of the whole lines that were read.
+    length: u64,
+    lines: Vec<CallLine>,
 }
 
 impl Cloud {
@@ -33,6 +45,8 @@ impl Cloud {
             faults: file("-faults.json"),
             calls: file("-calls.jsonl"),
             clock: world.cloud_clock(),
+            console: OnceLock::new(),
+            log: Mutex::default(),
         }
     }
 
@@ -85,9 +99,13 @@ impl Cloud {
     }
 
     /// The console, which reads and manipulates VMs.
-    pub fn console(&self) -> Result<CloudConsole> {
-        CloudConsole::open_at(&self.state, Arc::clone(&self.clock))
-            .context("opening the console of the cloud")
+    pub fn console(&self) -> Result<&CloudConsole> {
+        if let Some(open) = self.console.get() {
+            return Ok(open);
+        }
+        let console = CloudConsole::open_at(&self.state, Arc::clone(&self.clock));
+        let console = console.context("opening the console of the cloud")?;
+        Ok(self.console.get_or_init(|| console))
     }
 
     /// All existing VMs.
@@ -110,29 +128,49 @@ impl Cloud {
 
     /// All calls so far, with an entry for each start and end.
     pub fn calls(&self) -> Result<Vec<CallLine>> {
-        let text = match std::fs::read_to_string(&self.calls) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(error).context("reading the call log"),
-        };
-        text.lines()
-            .map(|line| serde_json::from_str(line).with_context(|| format!("reading {line}")))
-            .collect()
+        self.with_calls(<[CallLine]>::to_vec)
+    }
+
+    fn with_calls<T>(&self, look: impl FnOnce(&[CallLine]) -> T) -> Result<T> {
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        log.catch_up(&self.calls).context("reading the call log")?;
+        Ok(look(&log.lines))
     }
 
     /// The number of calls for a machine.
     pub fn count(&self, operation: Operation, machine: &str) -> Result<usize> {
-        Ok(self
-            .calls_for(machine)?
-            .iter()
-            .filter(|call| call.operation == operation)
-            .count())
+        let is_one = |call: &&CallLine| is_start_for(call, machine) && call.operation == operation;
+        self.with_calls(|calls| calls.iter().filter(is_one).count())
     }
 
     /// The starts of all calls for a machine.
     pub fn calls_for(&self, machine: &str) -> Result<Vec<CallLine>> {
-        let started = |line: &CallLine| line.phase == Phase::Started && line.machine == machine;
-        Ok(self.calls()?.into_iter().filter(started).collect())
+        let is_one = |call: &&CallLine| is_start_for(call, machine);
+        self.with_calls(|calls| calls.iter().filter(is_one).cloned().collect())
+    }
+}
+
+fn is_start_for(call: &CallLine, machine: &str) -> bool {
+    call.phase == Phase::Started && call.machine == machine
+}
+
+impl Log {
+    /// Reads the lines that were added.
+    fn catch_up(&mut self, path: &Path) -> Result<()> {
+        let mut file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        let mut added = String::new();
+        file.seek(SeekFrom::Start(self.length))?;
+        file.read_to_string(&mut added)?;
+        for line in added.split_inclusive('\n').filter(|line| line.ends_with('\n')) {
+            let call = serde_json::from_str(line).with_context(|| format!("reading {line}"))?;
+            self.lines.push(call);
+            self.length += u64::try_from(line.len())?;
+        }
+        Ok(())
     }
 }
 

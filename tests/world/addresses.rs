@@ -295,7 +295,7 @@ async fn an_outdated_machine_releases_no_address() -> Result<()> {
     let ipam = Ipam::start(&life.world);
     ipam.add("a", &["10.1.0.10"]);
     let is_outdated = Arc::new(AtomicBool::new(true));
-    let (still, console) = (Arc::clone(&is_outdated), life.cloud.console()?);
+    let (still, console) = (Arc::clone(&is_outdated), life.cloud.console()?.clone());
     let was_made = AtomicBool::new(false);
     life.provider = life.provider.requests_meet(move |call: &Call| {
         let exists = console.vms().is_ok_and(|vms| !vms.is_empty());
