@@ -26,6 +26,7 @@ mod leadership;
 mod lifecycle;
 mod malformed;
 mod metrics;
+mod migration;
 mod missing_node;
 mod moving;
 mod not_ready_taint;

@@ -24,6 +24,7 @@ pub mod logs;
 pub mod moving;
 pub mod plugin;
 pub mod provider;
+pub mod sets;
 #[path = "../support/stage.rs"]
 #[allow(dead_code)] // the suite uses the rest
 pub mod stage;

@@ -8,7 +8,7 @@ mod driver;
 mod drivers;
 mod image;
 mod manifests;
-mod migrate;
+pub mod migrate;
 mod orphans;
 mod plan;
 mod plugin_args;

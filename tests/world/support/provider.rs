@@ -205,7 +205,7 @@ impl Drop for Replica {
 }
 
 /// The drivers of a drivers file, for a process that ends with this trap.
-fn drivers(file: &str, world: &World, trap: &Trap) -> Result<Vec<(Settings, Arc<dyn Driver>)>> {
+pub fn drivers(file: &str, world: &World, trap: &Trap) -> Result<Vec<(Settings, Arc<dyn Driver>)>> {
     let file: Value = serde_json::from_str(file).context("reading the drivers file")?;
     let entries = file["drivers"]
         .as_array()

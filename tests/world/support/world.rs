@@ -221,6 +221,7 @@ const BOOTSTRAP: &str = "bootstrap.cluster.x-k8s.io/v1beta2";
 fn management_kinds() -> Vec<Kind> {
     let (core, infra) = ("cluster.x-k8s.io/v1beta2", "infrastructure.capcmi.io/v1alpha1");
     let (admission, ipam) = ("admissionregistration.k8s.io/v1", "ipam.cluster.x-k8s.io/v1beta2");
+    let mcm = "machine.sapcloud.io/v1alpha1";
     vec![
         Kind::new("v1", "Namespace", "namespaces").cluster_scoped(),
         Kind::new("v1", "Secret", "secrets").without_status(),
@@ -246,6 +247,7 @@ fn management_kinds() -> Vec<Kind> {
         Kind::new(core, "Machine", "machines"),
         Kind::new(core, "MachineSet", "machinesets"),
         Kind::new(core, "MachineDeployment", "machinedeployments"),
+        Kind::new(core, "MachineHealthCheck", "machinehealthchecks"),
         Kind::new(core, "MachineDrainRule", "machinedrainrules").without_status(),
         Kind::new(BOOTSTRAP, "KubeadmConfig", "kubeadmconfigs"),
         Kind::new(infra, "InfraMachine", "inframachines"),
@@ -258,6 +260,10 @@ fn management_kinds() -> Vec<Kind> {
             "InfraMachineRemediationTemplate",
             "inframachineremediationtemplates",
         ),
+        Kind::new(mcm, "Machine", "machines"),
+        Kind::new(mcm, "MachineSet", "machinesets"),
+        Kind::new(mcm, "MachineDeployment", "machinedeployments"),
+        Kind::new(mcm, "MachineClass", "machineclasses").without_status(),
     ]
 }
 

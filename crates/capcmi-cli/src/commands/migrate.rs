@@ -23,6 +23,8 @@ use crate::migration::source::{CLASS, Source};
 use crate::migration::write;
 use capcmi::api::{annotations, cluster_api};
 use capcmi::apiserver::dynamic;
+use capcmi::driver::Settings;
+use capcmi::manager::cli::drivers::BuiltDrivers;
 use capcmi::manager::cli::terminal::print_line;
 use capcmi::manager::cli::{CommandError, ResultExt as _, api_server, drivers};
 use cmi_driver::{
@@ -33,7 +35,7 @@ use cmi_driver::{
 /// not touched; a run that was cut off is taken up by the next, and one after the end does nothing.
 #[derive(Debug, Args)]
 #[allow(clippy::struct_excessive_bools)] // each is a flag of its own
-pub(super) struct MigrateArgs {
+pub struct MigrateArgs {
     /// Drivers file.
     #[arg(long, env = "CAPCMI_DRIVERS_CONFIG", value_name = "FILE")]
     drivers_config: PathBuf,
@@ -82,8 +84,40 @@ pub(super) struct MigrateArgs {
     dry_run: bool,
 }
 
+/// The drivers and clusters of a migration.
+pub struct Places {
+    /// The drivers of the drivers file.
+    pub drivers: BuiltDrivers,
+    /// The management cluster.
+    pub management: Client,
+    /// The cluster with the objects of machine-controller-manager.
+    pub from: Client,
+}
+
 pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
-    let (driver_name, driver) = driver(&args)?;
+    let drivers = drivers::load(&args.drivers_config)?;
+    let management = client(args.kubeconfig.clone()).await?;
+    let from = match &args.from_kubeconfig {
+        None => management.clone(),
+        Some(path) => client(Some(path.clone())).await?,
+    };
+    let places = Places {
+        drivers,
+        management,
+        from,
+    };
+    run(&args, places, &print_line).await
+}
+
+/// Runs the command in these places. The flags that name files for them have no effect. `print_line` receives
+/// the output.
+///
+/// # Errors
+/// Why the migration is not possible, or its first failure.
+pub async fn run(args: &MigrateArgs, places: Places, print_line: &dyn Fn(&str)) -> Result<(), CommandError> {
+    let client = places.management;
+    let (settings, driver) = driver(args, places.drivers)?;
+    let driver_name = settings.name.clone();
     let declared = driver.get_plugin_capabilities().await;
     let declared =
         declared.with_context(|| format!("cannot get the capabilities of driver {driver_name}"))?;
@@ -94,8 +128,7 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
                 adopted VMs"
         )));
     }
-    let client = client(args.kubeconfig.clone()).await?;
-    let from = Origin::of(&args, &client).await?;
+    let from = Origin::of(args, places.from);
     let mut source = match &from {
         Origin::Files(paths) => read::files(paths, args.from_namespace.as_deref()).misconfigured()?,
         Origin::Cluster { client, namespace } => {
@@ -125,13 +158,14 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
     })?;
     if args.undo {
         let undo = undo::Undo {
-            args: &args,
+            args,
             client: &client,
             from: &from,
             migration: &migration,
             target: &target,
+            print_line,
         };
-        return undo.run().await;
+        return undo.run(settings, driver).await;
     }
     let marks = matches!(from, Origin::Cluster { .. });
     let progress = write::progress(&client, &migration, marks).await?;
@@ -144,7 +178,7 @@ pub(super) async fn execute(args: MigrateArgs) -> Result<(), CommandError> {
     if progress.is_complete(&migration) {
         print_line("\nEverything was already migrated.");
     } else {
-        let old = from.stopped(&args).await?;
+        let old = from.stopped(args).await?;
         print_line("");
         write::write(
             &client,
@@ -175,16 +209,15 @@ enum Origin {
 }
 
 impl Origin {
-    async fn of(args: &MigrateArgs, target: &Client) -> Result<Self, CommandError> {
+    fn of(args: &MigrateArgs, from: Client) -> Self {
         if !args.filename.is_empty() {
-            return Ok(Self::Files(args.filename.clone()));
+            return Self::Files(args.filename.clone());
         }
         let namespace = args.from_namespace.as_ref().unwrap_or(&args.namespace).clone();
-        let client = match &args.from_kubeconfig {
-            None => target.clone(),
-            Some(path) => client(Some(path.clone())).await?,
-        };
-        Ok(Self::Cluster { client, namespace })
+        Self::Cluster {
+            client: from,
+            namespace,
+        }
     }
 
     fn in_words(&self) -> String {
@@ -216,8 +249,8 @@ async fn client(kubeconfig: Option<PathBuf>) -> Result<Client, CommandError> {
     Client::try_from(api_server(kubeconfig).await?).misconfigured()
 }
 
-fn driver(args: &MigrateArgs) -> Result<(String, Arc<dyn Driver>), CommandError> {
-    let all = drivers::load(&args.drivers_config)?;
+/// Returns the driver that has the VMs.
+fn driver(args: &MigrateArgs, all: BuiltDrivers) -> Result<(Settings, Arc<dyn Driver>), CommandError> {
     let names: Vec<_> = all.iter().map(|(settings, _)| settings.name.clone()).collect();
     let wanted = match (&args.driver, names.as_slice()) {
         (Some(name), _) => name.clone(),
@@ -230,7 +263,6 @@ fn driver(args: &MigrateArgs) -> Result<(String, Arc<dyn Driver>), CommandError>
         }
     };
     let found = all.into_iter().find(|(settings, _)| *settings.name == *wanted);
-    let found = found.map(|(_, driver)| (wanted.clone(), driver));
     let file = args.drivers_config.display();
     found
         .with_context(|| format!("{file} has no driver {wanted}"))

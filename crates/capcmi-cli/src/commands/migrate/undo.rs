@@ -4,21 +4,22 @@
 //! and uses the credentials of machine-controller-manager, if any.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
 use kube::Client;
 
 use super::print::{headed, listed};
 use super::{MigrateArgs, Origin, failed};
-use crate::commands::drivers;
 use crate::migration::plan::{Destination, Migration, Object};
 use crate::migration::source::text;
 use crate::migration::undo::{self, MigratedObjects, Vm};
 use crate::observed_vm::{ObservedVm, observe_vm};
-use capcmi::driver::{ConfiguredDriver, Priority};
-use capcmi::manager::cli::terminal::print_line;
+use capcmi::apiserver::leadership::Leadership;
+use capcmi::driver::{ConfiguredDriver, Priority, Settings};
 use capcmi::manager::cli::{CommandError, ResultExt as _};
-use cmi_driver::{MachineClass, MachineRef};
+use capcmi::telemetry::metrics::Metrics;
+use cmi_driver::{Driver, MachineClass, MachineRef};
 
 /// The inputs of an undo.
 pub(super) struct Undo<'a> {
@@ -27,16 +28,19 @@ pub(super) struct Undo<'a> {
     pub from: &'a Origin,
     pub migration: &'a Migration,
     pub target: &'a Destination,
+    pub print_line: &'a dyn Fn(&str),
 }
 
 impl Undo<'_> {
-    pub(super) async fn run(&self) -> Result<(), CommandError> {
-        let drivers = drivers::load_unelected(&self.args.drivers_config)?;
-        let name = &self.target.driver;
-        let driver = drivers.iter().find(|driver| driver.name() == name.as_str());
-        let driver = driver
-            .with_context(|| format!("the drivers file has no driver {name}"))
-            .misconfigured()?;
+    pub(super) async fn run(&self, settings: Settings, driver: Arc<dyn Driver>) -> Result<(), CommandError> {
+        let print_line = self.print_line;
+        // A command is no replica, and does not have to be the leader.
+        let driver = &ConfiguredDriver::new(
+            settings,
+            driver,
+            Leadership::unelected(),
+            Arc::new(Metrics::new()),
+        );
         let remains = self.examined(driver, "nothing was undone").await?;
         if remains.is_nothing(self.migration) {
             print_line("Nothing of this migration exists, so there is nothing to undo.");

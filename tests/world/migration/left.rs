@@ -1,0 +1,395 @@
+//! The objects and VMs that machine-controller-manager leaves behind, and the command that migrates them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use capcmi::api::wall_clock;
+use capcmi::manager::cli::CommandError;
+use capcmi_cli::commands::migrate::{MigrateArgs, Places, run};
+use clap::Parser as _;
+use cmi_driver::{Operation, tags};
+use cmi_simulated::{Phase, PlantedVm};
+use fake_apiserver::{Call, Fate};
+use jiff::Timestamp;
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams};
+use kube::{Client, ResourceExt as _};
+use management_cluster::eventually;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use crate::support::by_hand::{infra_machines, is_provisioned};
+use crate::support::fleet::objects;
+use crate::support::provider::{Replica, drivers};
+use crate::support::sets::Sets;
+use crate::support::{Cloud, DEADLINE, Provider, Trap, World};
+
+pub const GROUP: &str = "machine.sapcloud.io";
+/// The back end requires this token, and the Secrets of classes contain it.
+pub const TOKEN: &str = "canary-token-of-a-machine-class";
+pub const STOPPED: &str = "--machine-controller-manager-is-stopped";
+const USER_DATA: &str = "#cloud-config";
+
+/// The command line, as `capcmi migrate` parses it.
+#[derive(clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    args: MigrateArgs,
+}
+
+/// A back end that refuses every call without the token. The Cluster has no credentials.
+pub fn guarded() -> Value {
+    json!({"credentials": {"token": TOKEN}, "disabledCalls": ["ListZones"]})
+}
+
+/// The time of the command.
+pub fn now() -> Timestamp {
+    wall_clock::now()
+}
+
+/// A namespace with a Cluster, a provider and Cluster API's sets.
+pub struct Left {
+    pub world: World,
+    pub cloud: Cloud,
+    /// The drivers file of the command.
+    pub drivers: String,
+    _provider: Replica,
+    _sets: Sets,
+}
+
+impl Left {
+    pub async fn new(case: &str) -> Result<Self> {
+        let world = World::new(case).await?;
+        let cloud = Cloud::new(&world);
+        let drivers = cloud.drivers(guarded());
+        let provider = Provider::new(drivers.clone()).start(&world).await?;
+        world.cluster("md").await?;
+        Ok(Self {
+            _sets: Sets::start(&world),
+            world,
+            cloud,
+            drivers,
+            _provider: provider,
+        })
+    }
+
+    /// A VM as machine-controller-manager has it made.
+    pub fn plant(&self, name: &str) -> Result<String> {
+        let mut planted = PlantedVm::new("shoot--old", name, "");
+        planted.tags.remove(tags::MACHINE);
+        planted.tags.insert("worker".to_owned(), "1".to_owned());
+        planted.user_data = USER_DATA.into();
+        let id = self.cloud.console()?.plant(planted);
+        id.map_err(|status| anyhow!("planting a VM: {status}"))
+    }
+
+    /// A MachineDeployment with its set, class and Secret, and with two machines.
+    pub fn deployment(&self) -> Result<Vec<Value>> {
+        let mut all = self.class();
+        all.push(self.set("MachineDeployment", "workers", None));
+        all.push(self.set("MachineSet", "workers-1", Some(("MachineDeployment", "workers"))));
+        for name in self.names() {
+            let id = self.plant(name)?;
+            all.push(self.machine(name, &id, Some(("MachineSet", "workers-1"))));
+        }
+        Ok(all)
+    }
+
+    /// A class, and its Secret before it.
+    pub fn class(&self) -> Vec<Value> {
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": self.metadata("cloud"),
+            "data": {
+                "userData": BASE64_STANDARD.encode(USER_DATA), "token": BASE64_STANDARD.encode(TOKEN),
+            },
+        });
+        let provider_spec = json!({
+            "vmPool": "default", "size": "small",
+            "tags": {"worker": "1", tags::CLUSTER: "shoot--old", tags::ROLE: "node"},
+        });
+        let class = json!({
+            "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": "MachineClass",
+            "metadata": self.metadata("small"),
+            "provider": "simulated", "providerSpec": provider_spec,
+            "secretRef": {"name": "cloud", "namespace": self.world.namespace},
+        });
+        vec![secret, class]
+    }
+
+    /// A MachineDeployment or MachineSet of two machines of the class.
+    pub fn set(&self, kind: &str, name: &str, owner: Option<(&str, &str)>) -> Value {
+        let spec = json!({"class": {"kind": "MachineClass", "name": "small"}});
+        let mut set = json!({
+            "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": kind, "metadata": self.metadata(name),
+            "spec": {
+                "replicas": 2, "selector": {"matchLabels": {"name": "workers"}},
+                "template": {"metadata": {"labels": {"name": "workers"}}, "spec": spec},
+            },
+        });
+        if let Some(owner) = owner {
+            set["metadata"]["ownerReferences"] = owned_by(owner);
+        } else {
+            set["spec"]["strategy"] =
+                json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}});
+        }
+        set
+    }
+
+    /// The machines.
+    pub fn names(&self) -> [&'static str; 2] {
+        ["a", "b"]
+    }
+
+    pub fn machine(&self, name: &str, id: &str, owner: Option<(&str, &str)>) -> Value {
+        let mut machine = json!({
+            "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": "Machine", "metadata": self.metadata(name),
+            "spec": {"providerID": id, "class": {"kind": "MachineClass", "name": "small"}},
+        });
+        if let Some(owner) = owner {
+            machine["metadata"]["ownerReferences"] = owned_by(owner);
+        }
+        machine
+    }
+
+    fn metadata(&self, name: &str) -> Value {
+        json!({"name": name, "namespace": self.world.namespace, "labels": {"name": "workers"}})
+    }
+
+    /// Creates objects, owners first.
+    pub async fn apply(&self, objects: Vec<Value>) -> Result<()> {
+        let mut uids = BTreeMap::new();
+        for mut object in objects {
+            for owner in object["metadata"]["ownerReferences"]
+                .as_array_mut()
+                .into_iter()
+                .flatten()
+            {
+                let uid: Option<&String> = uids.get(&(owner["kind"].to_string(), owner["name"].to_string()));
+                owner["uid"] = json!(uid.context("an owner that was not made before")?);
+            }
+            let key = (object["kind"].to_string(), object["metadata"]["name"].to_string());
+            let made = management_cluster::apply(&self.world.admin, object).await?;
+            uids.insert(key, made.uid().context("no UID")?);
+        }
+        Ok(())
+    }
+
+    /// The Lease of machine-controller-manager, renewed at this time.
+    pub async fn lease(&self, renewed: Timestamp) -> Result<()> {
+        let lease = json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": self.metadata("machine-controller"),
+            "spec": {"holderIdentity": "mcm", "leaseDurationSeconds": 15,
+            "renewTime": format!("{renewed:.6}")},
+        });
+        management_cluster::apply(&self.world.admin, lease)
+            .await
+            .map(drop)
+    }
+
+    /// Runs the command, and returns its output.
+    pub async fn done(&self, flags: &[&str]) -> Result<String> {
+        let ended = self.run(self.world.management.client("capcmi"), flags).await?;
+        ended.map_err(|error| anyhow!(error.message()))
+    }
+
+    /// Runs the command, which refuses its flags or its input. Returns the error.
+    pub async fn refused(&self, flags: &[&str]) -> Result<String> {
+        let error = self.error(flags).await?;
+        ensure!(matches!(error, CommandError::Misconfigured(_)), "{error:?}");
+        Ok(error.message())
+    }
+
+    /// Runs the command, which fails. Returns the error.
+    pub async fn failed(&self, flags: &[&str]) -> Result<String> {
+        let error = self.error(flags).await?;
+        ensure!(matches!(error, CommandError::Failed(_)), "{error:?}");
+        Ok(error.message())
+    }
+
+    /// Runs the command, and returns its output or its error.
+    pub async fn ended(&self, flags: &[&str]) -> Result<Result<String, String>> {
+        let ended = self.run(self.world.management.client("capcmi"), flags).await?;
+        Ok(ended.map_err(|error| error.message()))
+    }
+
+    async fn error(&self, flags: &[&str]) -> Result<CommandError> {
+        let ended = self.run(self.world.management.client("capcmi"), flags).await?;
+        ended.err().with_context(|| format!("{flags:?} succeeded"))
+    }
+
+    async fn run(&self, client: Client, flags: &[&str]) -> Result<Result<String, CommandError>> {
+        let namespace = &self.world.namespace;
+        let own = [
+            "migrate",
+            "--cluster",
+            "md",
+            "--namespace",
+            namespace,
+            "--drivers-config",
+            "-",
+        ];
+        let line = Line::try_parse_from(own.iter().chain(flags))?;
+        let places = Places {
+            drivers: drivers(&self.drivers, &self.world, &Trap::counting())?,
+            from: client.clone(),
+            management: client,
+        };
+        let printed = Mutex::new(String::new());
+        let ended = run(&line.args, places, &|text| {
+            *printed.lock() += &format!("{text}\n")
+        })
+        .await;
+        Ok(ended.map(|()| printed.into_inner()))
+    }
+
+    /// Runs the command, and kills it when its next write is done. Returns whether it had one; if not, it has
+    /// succeeded.
+    pub async fn is_cut_off(&self, flags: &[&str]) -> Result<bool> {
+        let (is_dead, written) = (AtomicBool::new(false), Arc::new(Notify::new()));
+        let (is_dead, signal) = (Arc::new(is_dead), Arc::clone(&written));
+        let fate = move |call: &Call| {
+            if is_dead.load(Ordering::Relaxed) {
+                Fate::Lost
+            } else if call.is_write() {
+                is_dead.store(true, Ordering::Relaxed);
+                signal.notify_one();
+                Fate::Unanswered
+            } else {
+                Fate::Served
+            }
+        };
+        let client = Client::new(self.world.management.service("capcmi", fate), "default");
+        tokio::select! {
+            ended = self.run(client, flags) => {
+                ended?.map_err(|error| anyhow!(error.message()))?;
+                Ok(false)
+            }
+            () = written.notified() => Ok(true),
+        }
+    }
+
+    /// Waits until there are so many Machines, each with its VM.
+    pub async fn runs(&self, count: usize) -> Result<()> {
+        eventually(DEADLINE, &format!("{count} machines"), async || {
+            let machines = self.ours_of("Machine").list(&ListParams::default()).await?.items;
+            let infra = infra_machines(&self.world)
+                .list(&ListParams::default())
+                .await?
+                .items;
+            let up = infra.iter().filter(|machine| is_provisioned(machine)).count();
+            ensure!(
+                (machines.len(), infra.len(), up) == (count, count, count),
+                "{} Machines, {up} of {} InfraMachines are up",
+                machines.len(),
+                infra.len()
+            );
+            Ok(())
+        })
+        .await
+    }
+
+    /// Since the start, the driver was called to create or delete no VM.
+    pub fn changed_no_vm(&self) -> Result<()> {
+        let mut calls = self.cloud.calls()?;
+        calls.retain(|call| call.phase == Phase::Started && call.operation.writes());
+        calls.retain(|call| call.operation != Operation::GenerateMachineClassForMigration);
+        ensure!(calls.is_empty(), "{calls:?}");
+        Ok(())
+    }
+
+    /// Kind and name of all objects of Cluster API and of this provider, except for Clusters.
+    pub async fn made(&self) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        for object in self.ours().await? {
+            names.push(format!("{}/{}", kind_of(&object), object.name_any()));
+        }
+        Ok(names)
+    }
+
+    /// All objects of Cluster API and of this provider, except for Clusters.
+    pub async fn ours(&self) -> Result<Vec<DynamicObject>> {
+        let kinds = [
+            "Machine",
+            "MachineSet",
+            "MachineDeployment",
+            "InfraMachine",
+            "InfraMachineTemplate",
+        ];
+        let mut all = Vec::new();
+        for kind in kinds {
+            all.extend(self.ours_of(kind).list(&ListParams::default()).await?.items);
+        }
+        Ok(all)
+    }
+
+    /// Objects of a kind of Cluster API or of this provider.
+    pub fn ours_of(&self, kind: &str) -> Api<DynamicObject> {
+        let (group, version) = if kind.starts_with("Infra") {
+            ("infrastructure.capcmi.io", "v1alpha1")
+        } else {
+            ("cluster.x-k8s.io", "v1beta2")
+        };
+        objects(&self.world, group, version, kind)
+    }
+
+    /// Objects of a kind of machine-controller-manager.
+    pub fn theirs_of(&self, kind: &str) -> Api<DynamicObject> {
+        objects(&self.world, GROUP, "v1alpha1", kind)
+    }
+
+    /// All objects of machine-controller-manager, without their resource versions.
+    pub async fn theirs(&self) -> Result<Vec<DynamicObject>> {
+        let mut all = Vec::new();
+        for kind in ["MachineClass", "MachineDeployment", "MachineSet", "Machine"] {
+            all.extend(self.theirs_of(kind).list(&ListParams::default()).await?.items);
+        }
+        for object in &mut all {
+            object.metadata.resource_version = None;
+        }
+        Ok(all)
+    }
+
+    /// The resource versions of all that a run may write, and that no controller goes on writing.
+    pub async fn versions(&self) -> Result<Vec<Option<String>>> {
+        let mut all = self
+            .ours_of("InfraMachineTemplate")
+            .list(&ListParams::default())
+            .await?
+            .items;
+        let secrets = objects(&self.world, "", "v1", "Secret");
+        all.extend(secrets.list(&ListParams::default()).await?.items);
+        for kind in ["MachineClass", "MachineDeployment", "MachineSet", "Machine"] {
+            all.extend(self.theirs_of(kind).list(&ListParams::default()).await?.items);
+        }
+        Ok(all.iter().map(kube::ResourceExt::resource_version).collect())
+    }
+
+    /// Applies a merge patch to an object of Cluster API or of this provider.
+    pub async fn patch(&self, kind: &str, name: &str, patch: Value) -> Result<()> {
+        let patched = self
+            .ours_of(kind)
+            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await;
+        patched
+            .map(drop)
+            .with_context(|| format!("patching {kind} {name}"))
+    }
+
+    pub async fn scale(&self, kind: &str, name: &str, replicas: usize) -> Result<()> {
+        self.patch(kind, name, json!({"spec": {"replicas": replicas}}))
+            .await
+    }
+}
+
+fn owned_by((kind, name): (&str, &str)) -> Value {
+    json!([{"apiVersion": "machine.sapcloud.io/v1alpha1", "kind": kind, "name": name,
+        "uid": "of-another-cluster", "controller": true}])
+}
+
+fn kind_of(object: &DynamicObject) -> &str {
+    object.types.as_ref().map_or("", |types| types.kind.as_str())
+}
