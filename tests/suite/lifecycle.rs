@@ -9,10 +9,15 @@ use kube::api::Api;
 use management_cluster::eventually;
 use serde_json::json;
 
+use crate::support::by_hand::small;
 use crate::support::{Backing, Cloud, DEADLINE, Fleet, Provider, World};
 
 /// DRV-13, DRV-14, CTL-CR-00, CLI-CR-00: providerID and Node name identify the VM, and one
 /// create per machine is enough.
+///
+/// DRV-07: deleting a machine deletes its VM and no other, so a rollout never has fewer than wanted. A
+/// Cluster that goes takes its VMs and every object of the provider along, and no finalizer keeps anything.
+/// Its Nodes are not touched: for Cluster API they are gone with their Cluster.
 #[tokio::test]
 async fn a_deployment_comes_up_scales_and_goes_without_a_trace() -> Result<()> {
     let world = World::new("lifecycle").await?;
@@ -30,40 +35,34 @@ async fn a_deployment_comes_up_scales_and_goes_without_a_trace() -> Result<()> {
         ensure!(creates == 1, "{creates} creates for one machine");
     }
     ensure!(fleet.nodes().await?.len() == 3, "every VM is a Node");
-    fleet.scale(5).await?;
-    fleet.running(5).await?;
-    cloud.holds(5).await?;
+    rolls_without_a_gap(&fleet, &cloud).await?;
+
+    let before = nodes(&fleet).await?;
+    fleet.scale(4).await?;
+    fleet.running(4).await?;
+    cloud.holds(4).await?;
     fleet.scale(1).await?;
     fleet.running(1).await?;
     cloud.holds(1).await?;
-    let nodes: Vec<_> = fleet.nodes().await?.iter().map(ResourceExt::name_any).collect();
-    ensure!(nodes.len() == 1, "{nodes:?}");
-    world.kubectl(&["delete", "machinedeployment", "md", "--wait=false"])?;
-    fleet.gone().await?;
-    cloud.holds(0).await?;
+    let left = nodes(&fleet).await?;
+    ensure!(left.len() == 1, "{left:?}");
     let workload = world.management.workload().await?.admin_client().await?;
-    for name in nodes {
-        let node = Api::<Node>::all(workload.clone()).get_opt(&name).await?;
+    for name in before.iter().filter(|name| !left.contains(name)) {
+        let node = Api::<Node>::all(workload.clone()).get_opt(name).await?;
         ensure!(node.is_none(), "Node {name} outlived its machine");
     }
-    Ok(())
+    goes_with_its_cluster(&world).await?;
+    cloud.holds(0).await.map(drop)
 }
 
-/// DRV-07: deleting a machine deletes its VM and no other, so a rollout never has fewer than wanted. A
-/// Cluster that goes takes its VMs and every object of the provider along, and no finalizer keeps anything.
-/// Its Nodes are not touched: for Cluster API they are gone with their Cluster.
-#[tokio::test]
-async fn a_rollout_never_has_too_few_vms_and_a_cluster_goes_with_all_of_them() -> Result<()> {
-    let world = World::new("rollout").await?;
-    let cloud = Cloud::new(&world);
-    let driver = Backing::Plugin.of(&world, &cloud, json!({})).await?;
-    let _provider = Provider::new(&driver.drivers).start(&world).await?;
-    let _kubelets = world.kubelets(&cloud);
-    let fleet = Fleet::create(&world, "md", 3).await?;
-    fleet.running(3).await?;
+async fn nodes(fleet: &Fleet<'_>) -> Result<Vec<String>> {
+    Ok(fleet.nodes().await?.iter().map(ResourceExt::name_any).collect())
+}
+
+async fn rolls_without_a_gap(fleet: &Fleet<'_>, cloud: &Cloud) -> Result<()> {
     let before = cloud.holds(3).await?;
     let larger = json!({"vmPool": "default", "size": "medium", "tags": {"team": "a"}});
-    fleet.template("md-2", larger.clone()).await?;
+    fleet.template("md-2", larger).await?;
     fleet.deployment("md-2", 3).await?;
     eventually(DEADLINE, "three VMs of the new size", async || {
         let vms = cloud.vms()?;
@@ -80,30 +79,27 @@ async fn a_rollout_never_has_too_few_vms_and_a_cluster_goes_with_all_of_them() -
     );
     let fewest = fewest(&cloud.calls()?, 3);
     ensure!(fewest >= 3, "there were only {fewest} VMs at a time");
+    Ok(())
+}
 
+async fn goes_with_its_cluster(world: &World) -> Result<()> {
     // A template that no Machine ever used.
-    fleet.template("spare", larger).await?;
     let uid = world.kubectl(&["get", "cluster", "md", "-o=jsonpath={.metadata.uid}"])?;
     let owner =
         json!({"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "name": "md", "uid": uid});
-    let patch = json!({"metadata": {"ownerReferences": [owner]}}).to_string();
-    world.kubectl(&[
-        "patch",
-        "inframachinetemplate",
-        "spare",
-        "--type=merge",
-        "-p",
-        &patch,
-    ])?;
+    let spare = json!({
+        "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraMachineTemplate",
+        "metadata": {"name": "spare", "namespace": world.namespace, "ownerReferences": [owner]},
+        "spec": {"template": {"spec": {"driver": "simulated", "providerSpec": small()}}},
+    });
+    management_cluster::apply(&world.admin, spare).await?;
     world.kubectl(&["delete", "cluster", "md", "--wait=false"])?;
     eventually(DEADLINE, "an empty namespace", async || {
         let left = world.cluster_api_objects()?;
         ensure!(left.is_empty(), "{left:?}");
         Ok(())
     })
-    .await?;
-    cloud.holds(0).await?;
-    Ok(())
+    .await
 }
 
 /// The fewest VMs that there were at a time since there were `start` for the first time: a create counts from
