@@ -10,6 +10,7 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use super::World;
@@ -24,6 +25,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// The IPAM provider of a namespace. It runs until it is dropped.
 pub struct Ipam {
     pools: Pools,
+    added: Arc<Notify>,
     task: JoinHandle<()>,
 }
 
@@ -48,20 +50,26 @@ pub fn addresses(world: &World) -> Api<DynamicObject> {
 impl Ipam {
     /// Starts the provider without pools.
     pub fn start(world: &World) -> Self {
-        let (pools, world) = (Pools::default(), world.clone());
+        let (pools, added, world) = (Pools::default(), Arc::new(Notify::new()), world.clone());
         let task = tokio::spawn({
-            let pools = Arc::clone(&pools);
+            let (pools, added) = (Arc::clone(&pools), Arc::clone(&added));
             async move {
                 loop {
-                    // The next round repeats what a conflict has prevented.
-                    if let Err(error) = round(&world, &pools).await {
-                        tracing::debug!("{error:#}");
-                    }
+                    let written = world.next_write();
+                    let ended = round(&world, &pools).await;
                     tokio::time::sleep(INTERVAL).await;
+                    match ended {
+                        Ok(()) => tokio::select! {
+                            () = written => {}
+                            () = added.notified() => {}
+                        },
+                        // The next round repeats a write after a conflict.
+                        Err(error) => tracing::debug!("{error:#}"),
+                    }
                 }
             }
         });
-        Self { pools, task }
+        Self { pools, added, task }
     }
 
     /// Adds addresses to a pool.
@@ -69,6 +77,7 @@ impl Ipam {
         let mut pools = self.pools.lock();
         let all = pools.entry(pool.to_owned()).or_default();
         all.extend(addresses.iter().map(ToString::to_string));
+        self.added.notify_one();
     }
 }
 

@@ -319,3 +319,17 @@ async fn a_fate_refuses_loses_or_breaks_requests() {
     assert_eq!(names, ["broken", "unanswered"]);
     assert_eq!(server.writes_of("doomed").len(), 2);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_write_ends_a_wait_for_it_and_a_read_does_not() {
+    let (server, client) = server();
+    let pods = Api::<Pod>::namespaced(client, "ns");
+    let mut written = std::pin::pin!(server.written_after(server.version()));
+    pods.list(&ListParams::default()).await.unwrap();
+    let second = std::time::Duration::from_secs(1);
+    assert!(tokio::time::timeout(second, &mut written).await.is_err());
+    pods.create(&PostParams::default(), &pod(json!({})))
+        .await
+        .unwrap();
+    written.await;
+}

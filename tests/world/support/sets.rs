@@ -33,11 +33,11 @@ impl Sets {
         let world = world.clone();
         Self(tokio::spawn(async move {
             loop {
-                let seen = world.management.version();
+                let written = world.next_write();
                 let ended = round(&world).await;
                 tokio::time::sleep(INTERVAL).await;
                 match ended {
-                    Ok(()) => world.management.written_after(seen).await,
+                    Ok(()) => written.await,
                     // Another client has written in between: the next round sees it.
                     Err(error) => tracing::debug!("{error:#}"),
                 }

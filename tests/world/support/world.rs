@@ -122,6 +122,12 @@ impl World {
         Ok(())
     }
 
+    /// Waits for the next write to the management cluster.
+    pub fn next_write(&self) -> impl Future<Output = ()> + use<> {
+        let (management, version) = (self.management.clone(), self.management.version());
+        async move { management.written_after(version).await }
+    }
+
     /// The clock of simulated clouds.
     pub fn cloud_clock(&self) -> Arc<dyn Clock> {
         Arc::new(self.clock)
