@@ -7,7 +7,11 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::run_folder::keep_all;
 
+// Short at first, then a fiftieth of the time waited so far: a long wait would otherwise take thousands of
+// probes, each with a request to an API server.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+const MAX_POLL_INTERVAL: Duration = Duration::from_millis(500);
+const WAITED_PER_POLL: u32 = 50;
 
 /// Calls `probe` until it returns `Ok`, and returns its value. While the condition does not hold, the probe
 /// returns an error with the observed state: `ensure!(ready == 3, "{ready} of 3 are ready")`.
@@ -20,7 +24,8 @@ pub async fn eventually<T>(
     what: &str,
     mut probe: impl AsyncFnMut() -> Result<T>,
 ) -> Result<T> {
-    let expiry = Instant::now() + deadline;
+    let started = Instant::now();
+    let expiry = started + deadline;
     let mut seen = None;
     while Instant::now() < expiry {
         match timeout_at(expiry, probe()).await {
@@ -29,7 +34,7 @@ pub async fn eventually<T>(
             // The probe itself hung.
             Err(_) => break,
         }
-        sleep(POLL_INTERVAL).await;
+        sleep((started.elapsed() / WAITED_PER_POLL).clamp(POLL_INTERVAL, MAX_POLL_INTERVAL)).await;
     }
     keep_all();
     let seen = seen.unwrap_or_else(|| anyhow!("the condition could not be examined in time"));
