@@ -17,6 +17,8 @@ use crate::support::provider::Replica;
 use crate::support::{ByHand, Cloud, Provider, Stage, World};
 
 const A_DAY: Duration = Duration::from_hours(24);
+/// Longer than every wait of the provider.
+const HOURS: Duration = Duration::from_hours(4);
 /// The interval of lists.
 const INTERVAL: Duration = Duration::from_mins(1);
 /// Many times as long as the interval of lists.
@@ -194,7 +196,7 @@ async fn a_large_fleet_is_not_looked_up_machine_by_machine() -> Result<()> {
     let life = Life::without_state_in_lists("large", 0).await?;
     tokio::time::sleep(A_WHILE).await;
     let look_ups = life.look_ups()?;
-    tokio::time::sleep(A_DAY).await;
+    tokio::time::sleep(HOURS).await;
     ensure!(life.look_ups()? == look_ups, "it was looked up");
     Ok(())
 }
@@ -257,7 +259,7 @@ async fn a_vm_that_is_switched_off_says_so_and_stays_ready() -> Result<()> {
         "{}",
         life.replica.metrics()
     );
-    tokio::time::sleep(A_DAY).await;
+    tokio::time::sleep(HOURS).await;
     ensure!(life.starts()? == 0, "nobody asked for a start");
 
     life.switch(true)?;
@@ -330,7 +332,7 @@ async fn a_vm_is_not_started_during_its_deletion_or_a_pause() -> Result<()> {
     let paused = |value: Value| json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": value}}});
     life.machine.patch(paused(json!(""))).await?;
     life.switch(false)?;
-    tokio::time::sleep(A_DAY).await;
+    tokio::time::sleep(HOURS).await;
     ensure!(life.starts()? == 0, "it was started during a pause");
     life.machine.delete().await?;
     life.machine.patch(paused(json!(null))).await?;

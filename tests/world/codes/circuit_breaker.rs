@@ -90,7 +90,8 @@ async fn capacity_that_is_back_ends_the_waits_for_it() -> Result<()> {
     const WAITING: usize = 6;
     let world = World::new("room").await?;
     let cloud = Cloud::new(&world);
-    let provider = Provider::new(cloud.drivers(json!({})));
+    let provider =
+        Provider::new(cloud.drivers(json!({}))).with(|options| options.inventory_interval = LONG_WAIT);
     let mut first = provider.start(&world).await?;
     world.cluster("c").await?;
     let is_up = |_: &str, machine: Option<&_>| provisioned(machine.context("is gone")?);
