@@ -6,7 +6,6 @@
 
 mod client_certificates;
 mod control_plane;
-mod in_flight;
 mod plan;
 
 use std::process::Command;
@@ -258,13 +257,4 @@ async fn a_deployment_is_updated_in_place_or_rolled() -> Result<()> {
     let after = ids(&cloud.holds(2).await?);
     ensure!(after.iter().all(|id| !ids(&before).contains(id)), "a VM was kept");
     Extension::unregister(world).await
-}
-
-/// Waits until a VM is being updated.
-async fn called(cloud: &Cloud, name: &str) -> Result<()> {
-    eventually(DEADLINE, "the call", async || {
-        ensure!(cloud.count(Operation::UpdateMachine, name)? == 1, "none yet");
-        Ok(())
-    })
-    .await
 }
