@@ -16,12 +16,14 @@ use crate::api::conditions::{self, reason};
 use crate::api::ipam::{
     IPAddress, IPAddressClaim, IPAddressClaimSpec, IPAddressSpec, PoolReference, claim_name, owner_of,
 };
+use crate::api::retry::LONG_WAIT;
 use crate::api::v1alpha1::{AddressFromPool, InfraMachine};
-use crate::api::{ADDRESS_CLAIM_FINALIZER, ObjectMetaExt as _, labels};
+use crate::api::{ADDRESS_CLAIM_FINALIZER, ObjectMetaExt as _, labels, wall_clock};
 use crate::apiserver::{Error, FIELD_MANAGER, error_message, patch_metadata};
 use cmi_driver::StaticAddress;
 
-/// When to check again whether an IPAM provider has released an address. The watch of claims wakes earlier.
+/// The shortest time until the next check whether an IPAM provider has released an address. Later checks take
+/// half of the time since the deletion, because each one looks up the VM. The watch of claims wakes earlier.
 const RELEASED_WITHIN: Duration = Duration::from_secs(30);
 
 /// Reads the claims for the pools of a machine, in their order.
@@ -115,7 +117,7 @@ fn static_address(spec: &IPAddressSpec, pool: &AddressFromPool) -> Option<Static
 /// [`Error::Conflict`] when a claim exists by now. The API server could not be reached.
 pub async fn claim(ctx: &Context, machine: &InfraMachine, plan: Claim) -> Result<Outcome, Error> {
     for place in plan.terminating {
-        release_one(ctx, machine, place).await?;
+        release_one(ctx, machine, place, OwnedBy::Uid).await?;
     }
     for place in plan.absent {
         let Some(pool) = machine.spec.addresses_from_pools.get(place) else {
@@ -195,9 +197,10 @@ pub async fn released(
     object: &Object<'_>,
     outcome: Outcome,
 ) -> Result<Outcome, Error> {
-    let waits = match outcome {
-        Outcome::Gone | Outcome::RemoveFinalizer(RemovalReason::NeverCreated) => true,
-        Outcome::RemoveFinalizer(RemovalReason::Forced) => false,
+    let (waits, owned) = match outcome {
+        Outcome::Gone => (true, OwnedBy::Name),
+        Outcome::RemoveFinalizer(RemovalReason::NeverCreated) => (true, OwnedBy::Uid),
+        Outcome::RemoveFinalizer(RemovalReason::Forced) => (false, OwnedBy::Name),
         _ => return Ok(outcome),
     };
     if machine.spec.addresses_from_pools.is_empty() {
@@ -207,25 +210,41 @@ pub async fn released(
     ctx.claims_wanted.notify_one();
     let mut remaining = None;
     for place in 0..machine.spec.addresses_from_pools.len() {
-        if !delete_one(ctx, machine, place).await? {
+        if !delete_one(ctx, machine, place, owned).await? {
             remaining = remaining.or(Some(claim_name(machine, place)));
         }
     }
     Ok(match remaining.filter(|_| waits) {
-        Some(claim) => releasing(&claim).into(),
+        Some(claim) => releasing(machine, &claim).into(),
         None => outcome,
     })
 }
 
-fn releasing(claim: &str) -> Blocked {
+/// How a claim names its machine. A restored claim of a machine with a VM may name the UID that the machine
+/// had before. Without a VM, another UID is that of an earlier machine, whose VM may still have the address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OwnedBy {
+    Name,
+    Uid,
+}
+
+fn releasing(machine: &InfraMachine, claim: &str) -> Blocked {
     let message =
         format!("the VM is gone; waiting for the IPAM provider to release IPAddressClaim `{claim}`");
-    Blocked::new(conditions::DELETING, reason::WAITING_FOR_ADDRESS_RELEASE, message).until(RELEASED_WITHIN)
+    let deleted = machine.metadata.deletion_timestamp.as_ref();
+    let waited = deleted.and_then(|deleted| wall_clock::elapsed(deleted.0, wall_clock::now()));
+    let next = (waited.unwrap_or_default() / 2).clamp(RELEASED_WITHIN, LONG_WAIT);
+    Blocked::new(conditions::DELETING, reason::WAITING_FOR_ADDRESS_RELEASE, message).until(next)
 }
 
 /// Deletes a claim of the machine. Returns whether it no longer exists.
-async fn delete_one(ctx: &Context, machine: &InfraMachine, place: usize) -> Result<bool, Error> {
-    let Some(claim) = release_one(ctx, machine, place).await? else {
+async fn delete_one(
+    ctx: &Context,
+    machine: &InfraMachine,
+    place: usize,
+    owned: OwnedBy,
+) -> Result<bool, Error> {
+    let Some(claim) = release_one(ctx, machine, place, owned).await? else {
         return Ok(true);
     };
     let action = "deleting an IPAddressClaim";
@@ -250,6 +269,7 @@ async fn release_one(
     ctx: &Context,
     machine: &InfraMachine,
     place: usize,
+    owned: OwnedBy,
 ) -> Result<Option<ObjectMeta>, Error> {
     let action = "removing the finalizer of an IPAddressClaim";
     let name = claim_name(machine, place);
@@ -258,10 +278,12 @@ async fn release_one(
         return Ok(None);
     };
     let claim = claim.metadata;
-    // By name: a restored claim may name the UID that its owner had before, or no owner.
     let is_ownerless = is_ownerless(&claim);
-    let of_name = |(owner, _)| owner == machine.metadata.name();
-    if !is_ownerless && !owner_of(&claim).is_some_and(of_name) {
+    let is_own = |(name, uid)| match owned {
+        OwnedBy::Name => name == machine.metadata.name(),
+        OwnedBy::Uid => uid == machine.metadata.uid(),
+    };
+    if !is_ownerless && !owner_of(&claim).is_some_and(is_own) {
         return Ok(None);
     }
     let mut finalizers = claim.finalizers.clone().unwrap_or_default();
