@@ -142,6 +142,14 @@ impl MachineSpec {
             ));
         };
         let is_leased = |range: crate::config::DhcpRange| range.contains(address);
+        let gateway = IpAddr::V4(subnet.address);
+        let fits = |given: &StaticAddress| {
+            given.prefix == subnet.prefix && given.gateway.is_none_or(|given| given == gateway)
+        };
+        if !self.network_addresses.iter().all(fits) {
+            let what = format!("has another prefix or gateway than `bridge.address`, {subnet}");
+            return Err(out_of_range(&format!("/{NETWORK_ADDRESSES}"), &what));
+        }
         if !subnet.has_host(address) || config.bridge.dhcp_range.is_some_and(is_leased) {
             let what = format!("is {address}; it must be in {subnet}, outside of the DHCP range");
             return Err(out_of_range("/address", &what));
@@ -277,6 +285,33 @@ mod tests {
         }
         let edge = refusal(&json!({"vmPool": "edge", "failureDomain": "host-a"})).unwrap();
         assert_eq!(edge.code(), Code::InvalidArgument);
+    }
+
+    /// DRV-CR-11
+    #[test]
+    fn a_static_address_needs_the_prefix_and_gateway_of_the_bridge() {
+        let config = example();
+        let place = |change: Value| {
+            let mut given = json!({"address": "192.168.150.20", "prefix": 24,
+                "pool": {"apiGroup": "g", "kind": "Pool", "name": "p"}});
+            given
+                .as_object_mut()
+                .unwrap()
+                .extend(change.as_object().unwrap().clone());
+            let spec = MachineSpec::read(&with(&json!({"networkAddresses": [given]}))).unwrap();
+            spec.within(&config).map(|_| ()).map_err(|status| status.code())
+        };
+        for fits in [json!({}), json!({"gateway": "192.168.150.1"})] {
+            assert_eq!(place(fits.clone()), Ok(()), "{fits}");
+        }
+        for other in [
+            json!({"prefix": 16}),
+            json!({"gateway": "192.168.150.2"}),
+            json!({"gateway": "fd00::1"}),
+            json!({"address": "192.168.150.100"}),
+        ] {
+            assert_eq!(place(other.clone()), Err(Code::OutOfRange), "{other}");
+        }
     }
 
     #[test]
