@@ -24,6 +24,7 @@ mod restart_machine;
 mod secrets;
 mod shut_down;
 mod sizes;
+mod static_addresses;
 mod status;
 mod texts;
 mod update;
@@ -43,6 +44,7 @@ pub fn all() -> impl Iterator<Item = &'static Case> {
         status::CASES,
         list::CASES,
         list_state::CASES,
+        static_addresses::CASES,
         shut_down::CASES,
         initialize::CASES,
         update::CASES,

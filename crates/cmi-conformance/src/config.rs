@@ -4,6 +4,7 @@ mod contradiction;
 mod setting;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -17,7 +18,9 @@ pub use setting::Setting;
 
 use super::hooks::Hook;
 use super::secret_scan::{MIN_SECRET, is_long_enough};
-use cmi_driver::{JsonPointer, MachineClass, MachineClassKind, ProviderSpec, Secrets};
+use cmi_driver::{
+    AddressPool, JsonPointer, MachineClass, MachineClassKind, ProviderSpec, Secrets, StaticAddress,
+};
 
 /// The longest name where the configuration gives none, in characters: that of a label in DNS.
 const MAX_LABEL: usize = 63;
@@ -81,6 +84,9 @@ pub struct Config {
     /// none.
     #[serde(default)]
     pub incompatible_change: Option<Value>,
+    /// Free static addresses for VMs, for a driver that can set them. Default: none.
+    #[serde(default)]
+    pub static_addresses: Option<FreeAddresses>,
     /// Changes that UpdateMachine can make to a running VM. Default: none.
     #[serde(default)]
     pub hot_updates: Vec<Value>,
@@ -127,6 +133,43 @@ pub struct Config {
     /// The driver's log files; no secret may be found in them. Default: none.
     #[serde(default)]
     pub logs: Vec<PathBuf>,
+}
+
+/// Consecutive free addresses of a network.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FreeAddresses {
+    /// The first of five addresses.
+    pub first: IpAddr,
+    /// The length of the prefix of their network.
+    pub prefix: u8,
+    /// The gateway of their network. Default: none.
+    #[serde(default)]
+    pub gateway: Option<IpAddr>,
+    /// Their network, as the driver names it. Default: the driver's first.
+    #[serde(default)]
+    pub network: Option<String>,
+}
+
+impl FreeAddresses {
+    /// Returns the address at a place, as an IPAM provider allocates it.
+    pub fn at(&self, place: u8) -> StaticAddress {
+        let address = match self.first {
+            IpAddr::V4(first) => Ipv4Addr::from_bits(first.to_bits().wrapping_add(place.into())).into(),
+            IpAddr::V6(first) => Ipv6Addr::from_bits(first.to_bits().wrapping_add(place.into())).into(),
+        };
+        StaticAddress {
+            address,
+            prefix: self.prefix,
+            gateway: self.gateway,
+            network: self.network.clone(),
+            pool: AddressPool {
+                api_group: "ipam.cluster.x-k8s.io".to_owned(),
+                kind: "InClusterIPPool".to_owned(),
+                name: "conformance".to_owned(),
+            },
+        }
+    }
 }
 
 /// Sample volumes.
@@ -270,6 +313,7 @@ impl Config {
             Setting::QuotaBreakingSpec => self.quota_breaking_spec.is_some(),
             Setting::FullFailureDomain => self.full_failure_domain.is_some(),
             Setting::IncompatibleChange => self.incompatible_change.is_some(),
+            Setting::StaticAddresses => self.static_addresses.is_some(),
             Setting::HotUpdates => !self.hot_updates.is_empty(),
             Setting::OwnVolumes => !self.persistent_volumes.own.is_empty(),
             Setting::ForeignVolumes => !self.persistent_volumes.foreign.is_empty(),

@@ -23,6 +23,8 @@ pub enum Need {
     MachineTag,
     /// The driver's lists have the state of VMs.
     ListState,
+    /// The driver can set static addresses.
+    AddressPath,
 }
 
 /// The beginning of the name of a need that is a hook.
@@ -51,6 +53,7 @@ impl fmt::Display for Need {
             Self::SecondVm => f.write_str("no `uniqueNames`"),
             Self::MachineTag => write!(f, "`{}` in `hot_updatable`", tags::MACHINE),
             Self::ListState => f.write_str("`list_has_state`"),
+            Self::AddressPath => f.write_str("`address_path`"),
         }
     }
 }

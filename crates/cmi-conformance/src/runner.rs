@@ -459,11 +459,17 @@ fn missing(test_context: &TestContext, case: &Case) -> Option<Lacking> {
             "the driver does not add the tag `capcmi.io/machine` (`hot_updatable`)".to_owned()
         }
         Need::ListState => "the driver's lists have no state (`list_has_state`)".to_owned(),
+        Need::AddressPath => "the driver cannot set static addresses (`address_path`)".to_owned(),
     };
     let can_be_added = |need: &&&Need| match need {
         Need::Setting(setting) => test_context.config().can_say(*setting),
         Need::Hook(_) => true,
-        Need::Call(_) | Need::Endpoint | Need::SecondVm | Need::MachineTag | Need::ListState => false,
+        Need::Call(_)
+        | Need::Endpoint
+        | Need::SecondVm
+        | Need::MachineTag
+        | Need::ListState
+        | Need::AddressPath => false,
     };
     let all_can = unmet.iter().all(|need| can_be_added(&need));
     Some(Lacking {
@@ -498,6 +504,7 @@ fn is_met(need: Need, test_context: &TestContext) -> bool {
         Need::SecondVm => !test_context.config().unique_names || test_context.has(Hook::Plant),
         Need::MachineTag => test_context.capabilities().adds_machine_tag(),
         Need::ListState => test_context.capabilities().list_has_state,
+        Need::AddressPath => test_context.capabilities().address_path.is_some(),
     }
 }
 

@@ -84,8 +84,8 @@ pub struct Capabilities {
     /// The place of a VM's tags in the provider spec.
     pub tag_path: JsonPointer,
     /// The place in the provider spec where the controller puts the static addresses of a machine, as a list
-    /// of [`super::StaticAddress`]. `None` for a driver that can't set addresses. It must not change while
-    /// there are VMs with static addresses.
+    /// of [`super::StaticAddress`]. The driver places them on the VM, and shows them. `None` for a driver
+    /// that can't set addresses. It must not change while there are VMs with static addresses.
     pub address_path: Option<JsonPointer>,
     /// The fields of the provider spec that [`super::Driver::update_machine`] can change on a living VM.
     pub hot_updatable: Vec<JsonPointer>,

@@ -308,7 +308,7 @@ mod tests {
         let table = table(Rows::Codes("DRV"));
         for row in [
             "| DRV-CR-06, PLG-CR-06 | ALREADY_EXISTS if the VM of this name does not match | \
-                `create-other-parameters` |",
+                `create-other-parameters`, `static-addresses-other` |",
             "| DRV-CR-10, DRV-DE-10, CMI-11, CMI-34, PLG-CR-10, PLG-DE-10, PLG-SD-10 | ABORTED or OK while \
                 an operation is pending (CMI-11: MAY) | ",
             "OK on success (DRV-GV-00: said) |",

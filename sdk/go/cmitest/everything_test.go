@@ -28,6 +28,8 @@ type spec struct {
 	DiskGB        int               `json:"diskGB,omitempty" cmi:"min=10,max=1000"`
 	Labels        map[string]string `json:"labels,omitempty" cmi:"hot"`
 	FailureDomain string            `json:"failureDomain,omitempty"`
+	// The caller sets them.
+	Addresses []cmi.StaticAddress `json:"networkAddresses,omitempty"`
 }
 
 func (s *spec) SetDefaults() { s.DiskGB = 10 }
@@ -74,6 +76,7 @@ func TestEverything(t *testing.T) {
 		IncompatibleChange: map[string]any{"size": "large"},
 		QuotaBreakingSpec:  map[string]any{"diskGB": 999},
 		FullFailureDomain:  "full",
+		StaticAddresses:    &cmitest.FreeAddresses{First: "10.0.1.1", Prefix: 16, Gateway: "10.0.0.1"},
 		HotUpdates: []any{
 			map[string]any{"labels": map[string]string{"purpose": "a"}},
 			map[string]any{"tags": map[string]string{"team": "b"}},
@@ -153,6 +156,9 @@ func (i instance) vm() *cmi.VM {
 		Addresses: []cmi.Address{{Type: cmi.InternalIP, Text: "10.0.0.7"}, {Type: cmi.InternalDNS, Text: i.Name}},
 		State:     []byte("state of " + i.ID),
 		Native:    i,
+	}
+	for _, given := range i.Spec.Addresses {
+		vm.Addresses = append(vm.Addresses, cmi.Address{Type: cmi.InternalIP, Text: given.Address})
 	}
 	if !i.Initialized {
 		vm.Uninitialized = "the source/destination check is on"

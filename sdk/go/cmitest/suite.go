@@ -31,6 +31,8 @@ type Suite struct {
 	FullFailureDomain string `json:"fullFailureDomain,omitempty"`
 	// IncompatibleChange is a change that describes another VM.
 	IncompatibleChange any `json:"incompatibleChange,omitempty"`
+	// StaticAddresses are free addresses, for a spec that takes static addresses.
+	StaticAddresses *FreeAddresses `json:"staticAddresses,omitempty"`
 	// HotUpdates are changes that Update can make.
 	HotUpdates []any `json:"hotUpdates,omitempty"`
 	// OwnVolumes are PersistentVolumeSpecs of the back end, with the ids that VolumeID returns.
@@ -56,6 +58,18 @@ type Suite struct {
 	Require string `json:"-"`
 	// Only selects cases or rules by name. Empty: all.
 	Only []string `json:"-"`
+}
+
+// FreeAddresses are five consecutive free addresses.
+type FreeAddresses struct {
+	// First is the first address.
+	First string `json:"first"`
+	// Prefix is the length of the prefix of their network.
+	Prefix int `json:"prefix"`
+	// Gateway is empty in a network without one.
+	Gateway string `json:"gateway,omitempty"`
+	// Network is the network of the VM, as users of the driver name it. Empty: the first one.
+	Network string `json:"network,omitempty"`
 }
 
 // Volume is a volume of the back end.

@@ -23,6 +23,7 @@ class Spec:
     disk: Annotated[int, cmi.Field(name="diskGB", min=10, max=1000)] = 10
     labels: Annotated[dict[str, str], cmi.Field(hot=True)] = field(default_factory=dict)
     failure_domain: str = ""
+    network_addresses: list[cmi.StaticAddress] = field(default_factory=list)
 
 
 @dataclass
@@ -43,6 +44,10 @@ class Instance:
             self.tags,
             addresses=[
                 cmi.Address(cmi.AddressType.INTERNAL_IP, "10.0.0.7"),
+                *(
+                    cmi.Address(cmi.AddressType.INTERNAL_IP, given["address"])
+                    for given in self.spec["network_addresses"]
+                ),
                 cmi.Address(cmi.AddressType.INTERNAL_DNS, self.name),
             ],
             power=cmi.Power(self.power),

@@ -28,6 +28,7 @@ def test_every_call_in_coroutines_keeps_every_rule(tmp_path: Path) -> None:
         incompatible_change={"size": "large"},
         quota_breaking_spec={"diskGB": 999},
         full_failure_domain="full",
+        static_addresses={"first": "10.0.1.1", "prefix": 16, "gateway": "10.0.0.1"},
         hot_updates=[{"labels": {"purpose": "a"}}, {"tags": {"team": "b"}}],
         own_volumes=[volume("one"), volume("two")],
         foreign_volumes=[{"csi": {"driver": "csi.example.com", "volumeHandle": "other"}}],

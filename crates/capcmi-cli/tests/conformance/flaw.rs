@@ -95,6 +95,14 @@ pub enum Flaw {
     CreateRacesUnseen,
     /// A VM is created and then refused as out of range.
     CreateMakesOutOfRange,
+    /// VMs have no static addresses.
+    CreateIgnoresStaticAddresses,
+    /// Every VM also has the static address of the first one.
+    CreateAddsFirstStaticAddress,
+    /// CreateMachine adopts a VM with another static address.
+    CreateAdoptsOtherStaticAddresses,
+    /// The static address of a deleted VM stays taken.
+    DeleteKeepsStaticAddresses,
     /// CreateMachine creates a VM without a cluster, which DeleteMachine refuses.
     CreateNeedsNoCluster,
     /// CreateMachine adopts any VM with the name.

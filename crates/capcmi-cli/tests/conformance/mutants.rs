@@ -272,6 +272,11 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (Says(ListMachines, Unavailable, Internal), "DRV-LM-14"),
     (Says(ListMachines, Unauthenticated, PermissionDenied), "DRV-LM-16"),
     (Pretends(ListMachines, Unavailable), "DRV-37"),
+    // Static addresses.
+    (CreateIgnoresStaticAddresses, "CAP-40"),
+    (CreateAddsFirstStaticAddress, "CAP-40"),
+    (CreateAdoptsOtherStaticAddresses, "DRV-CR-06"),
+    (DeleteKeepsStaticAddresses, "CAP-41"),
     // ShutDownMachine.
     (ShutDownDoesNothing, "PLG-SD-00"),
     (ShutDownDeletes, "CMI-127"),

@@ -11,7 +11,7 @@ use cmi_driver::{Code, Operation, PowerState};
 const SHUT_DOWN: Need = Need::Call(Operation::ShutDownMachine);
 const BETWEEN_CALLS: Duration = Duration::from_millis(20);
 /// The polling interval for a guest that is stopping.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+pub(super) const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
 pub(super) const CASES: &[Case] = cases! {
     "shut-down-offered": "a declared call works, an undeclared call is UNIMPLEMENTED"

@@ -24,6 +24,8 @@ pub enum Setting {
     FullFailureDomain,
     /// `incompatibleChange`.
     IncompatibleChange,
+    /// `staticAddresses`.
+    StaticAddresses,
     /// `hotUpdates`.
     HotUpdates,
     /// `persistentVolumes.own`.

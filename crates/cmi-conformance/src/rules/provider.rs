@@ -82,4 +82,6 @@ pub(super) const RULES: &[Rule] = rules! { Provider:
     "CAP-38"     Must   "The last segment of a provider ID, after the last `/`, identifies the VM";
     "CAP-39"     Should "A VM gets a failure domain with room; a requested domain without room is \
                         RESOURCE_EXHAUSTED";
+    "CAP-40"     Must   "A VM has and shows its static addresses";
+    "CAP-41"     Must   "A static address is free once its VM is deleted";
 };

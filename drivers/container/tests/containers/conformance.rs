@@ -30,6 +30,8 @@ outOfRangeSpecs:
 quotaBreakingSpec: {size: huge}
 fullFailureDomain: host-full
 incompatibleChange: {image: other}
+# Outside of the DHCP range.
+staticAddresses: {first: 192.168.150.10, prefix: 24, gateway: 192.168.150.1}
 hotUpdates:
 - tags: {purpose: conformance}
 - size: large

@@ -69,6 +69,8 @@ class Suite:
     """A failure domain without room for provider_spec, while the others have room."""
     incompatible_change: Any = None
     """A change that describes another VM."""
+    static_addresses: Mapping[str, Any] = field(default_factory=dict)
+    """Free addresses, for a spec that takes static addresses: the `first` of five, `prefix`, `gateway`, `network`."""
     hot_updates: Sequence[Any] = ()
     """Changes that `update` can make."""
     own_volumes: Sequence[Volume] = ()

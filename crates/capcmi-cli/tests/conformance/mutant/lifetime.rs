@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use cmi_driver::{
     Address, AddressType, Code, CreateMachineRequest, DeleteMachineRequest, DeleteMachineResponse,
-    Driver as _, LastKnownState, Machine, MachineClass, MachineRef, Result, Secrets, Status, USER_DATA, tags,
+    Driver as _, LastKnownState, Machine, MachineClass, MachineRef, ProviderId, Result, Secrets, Status,
+    USER_DATA, tags,
 };
 use cmi_simulated::Vm;
 use serde_json::{Value, json};
@@ -15,6 +16,9 @@ use crate::flaw::Flaw;
 
 /// When a deletion that was answered too early begins.
 const LATER: Duration = Duration::from_secs(3);
+
+/// The place of static addresses in the spec.
+const STATIC_ADDRESSES: &str = "networkAddresses";
 
 /// The duration of a create that runs on after its call.
 const CREATION: Duration = Duration::from_secs(1);
@@ -156,6 +160,13 @@ impl Mutant {
                 let message = "there is a VM of this name with other user data";
                 Some(Status::new(Code::AlreadyExists, message))
             }
+            Flaw::DeleteKeepsStaticAddresses => {
+                let given = class.provider_spec.0.get(STATIC_ADDRESSES)?.to_string();
+                let owner: ProviderId = name.parse().unwrap();
+                let mut taken = self.memory.lock().unwrap();
+                let is_taken = *taken.entry(given).or_insert_with(|| owner.clone()) != owner;
+                is_taken.then(|| Status::new(Code::FailedPrecondition, "another VM has the address"))
+            }
             Flaw::CreateTriesAFullZone if zone(class).is_none() && self.turn().is_multiple_of(4) => {
                 Some(Status::new(Code::ResourceExhausted, "`zone-full` has no room"))
             }
@@ -176,6 +187,29 @@ impl Mutant {
         let labels = spec.entry("labels").or_insert_with(|| json!({}));
         if let Some(labels) = labels.as_object_mut() {
             labels.insert("made-by".to_owned(), json!("the cloud"));
+        }
+    }
+
+    /// Replaces the static addresses of the spec.
+    fn readdress(&self, request: &mut CreateMachineRequest) {
+        let MachineRef { name, class } = &mut request.machine;
+        let (name, cluster) = (name.clone(), tag(class, tags::CLUSTER));
+        let Some(given) = class.provider_spec.0.get_mut(STATIC_ADDRESSES) else {
+            return;
+        };
+        match self.flaw {
+            Flaw::CreateIgnoresStaticAddresses => *given = json!([]),
+            Flaw::CreateAddsFirstStaticAddress => {
+                let first = self.vms(|vm| vm.name != name && !vm.static_addresses.is_empty());
+                let all = given.as_array_mut().into_iter();
+                all.for_each(|all| all.extend(first.first().map(|vm| json!(vm.static_addresses[0]))));
+            }
+            Flaw::CreateAdoptsOtherStaticAddresses => {
+                if let [vm, ..] = &self.vms(|vm| vm.name == name && vm.cluster() == cluster)[..] {
+                    *given = json!(vm.static_addresses);
+                }
+            }
+            _ => {}
         }
     }
 
@@ -216,6 +250,7 @@ impl Mutant {
             _ => None,
         };
         self.label(&mut request);
+        self.readdress(&mut request);
         if let Some(made) = self.make_otherwise(&request).await {
             return made;
         }

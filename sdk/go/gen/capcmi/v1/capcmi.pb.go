@@ -311,8 +311,9 @@ type GetExtensionCapabilitiesResponse struct {
 	ListHasState bool `protobuf:"varint,8,opt,name=list_has_state,json=listHasState,proto3" json:"list_has_state,omitempty"`
 	// JSON pointer to the static addresses in the provider spec. The client puts the addresses of a machine there
 	// before it creates the machine, as a list of objects: `address`, `prefix`, OPTIONAL `gateway`, OPTIONAL
-	// `network`, and `pool` with `apiGroup`, `kind` and `name`. Empty: the plugin can't set addresses. It MUST NOT
-	// change while there are machines with static addresses. At most 512 bytes.
+	// `network`, and `pool` with `apiGroup`, `kind` and `name`. CreateMachine places them on the machine, and
+	// GetMachine shows them; a machine with others is ALREADY_EXISTS. Empty: the plugin can't set addresses. It
+	// MUST NOT change while there are machines with static addresses. At most 512 bytes.
 	AddressPath   string `protobuf:"bytes,9,opt,name=address_path,json=addressPath,proto3" json:"address_path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
