@@ -1,9 +1,10 @@
 //! The addresses of guests, merged from several sources.
 //!
 //! No source is complete. Leases exist only in libvirt's own networks, the agent only in some images, and a
-//! busy guest leaves its agent without an answer. The sources are therefore merged for each network interface
-//! and address family: the most reliable source that has an address wins. A stale lease does not appear
-//! beside the address that the agent reports. A missing IPv6 lease does not hide the agent's IPv6 address.
+//! busy guest leaves its agent without an answer. A static address has no lease, and no trace without an
+//! agent. The sources are therefore merged for each network interface and address family: the most reliable
+//! source that has an address wins. A stale lease does not appear beside the address that the agent reports.
+//! A missing IPv6 lease does not hide the agent's IPv6 address.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;

@@ -338,6 +338,7 @@ impl Vm {
                 domain: &self.domain,
                 uuid: key.uuid(),
                 may_answer: state.0 == virt_sys::VIR_DOMAIN_RUNNING,
+                given: record.static_addresses(),
             };
             let found = look.addresses(&record.host, &guest, &record.macs()).into_iter();
             machine.addresses.extend(found.map(|address| Address {

@@ -9,6 +9,7 @@ use quick_xml::Writer;
 use quick_xml::events::BytesText;
 use serde::{Deserialize, Serialize};
 
+use crate::addresses::Sightings;
 use crate::identity::{MachineKey, Names as _};
 use crate::spec::{self, VmSpec};
 
@@ -86,6 +87,17 @@ impl Record {
             name: self.name.clone(),
             identity: self.identity.clone(),
         }
+    }
+
+    /// The static addresses of the machine's interfaces.
+    pub fn static_addresses(&self) -> Sightings {
+        let mut given = Sightings::default();
+        for (interface, mac) in self.macs().iter().enumerate() {
+            for address in spec::addresses_of(&self.network_addresses, interface, &self.networks) {
+                given.add(mac, &address.address.to_string());
+            }
+        }
+        given
     }
 
     /// The MAC addresses of the machine's interfaces.

@@ -124,23 +124,26 @@ impl Wanted<'_> {
     }
 }
 
+/// Returns the static addresses of an interface. An address without a network is for the first interface, any
+/// other for the first interface of its network.
+pub fn addresses_of<'a>(
+    all: &'a [StaticAddress],
+    interface: usize,
+    networks: &[impl AsRef<str>],
+) -> Vec<&'a StaticAddress> {
+    let place = |address: &&StaticAddress| match &address.network {
+        Some(name) => networks.iter().position(|network| network.as_ref() == name),
+        None => Some(0),
+    };
+    all.iter()
+        .filter(|address| place(address) == Some(interface))
+        .collect()
+}
+
 impl VmSpec {
     /// The sizes of the data disks, GB.
     pub fn disk_sizes(&self) -> impl Iterator<Item = u64> {
         self.disks.iter().map(|disk| disk.size)
-    }
-
-    /// Returns the static addresses of an interface. An address without a network is for the first interface,
-    /// any other for the first interface of its network.
-    pub fn addresses_of(&self, interface: usize, networks: &[impl AsRef<str>]) -> Vec<StaticAddress> {
-        let place = |address: &&StaticAddress| match &address.network {
-            Some(name) => networks.iter().position(|network| network.as_ref() == name),
-            None => Some(0),
-        };
-        let all = self.network_addresses.iter();
-        all.filter(|address| place(address) == Some(interface))
-            .cloned()
-            .collect()
     }
 
     /// Looks up the spec's pool, size, image and hosts in the configuration. Calls about an existing VM must
@@ -457,10 +460,9 @@ mod tests {
         let config = example();
         read.within(&config).unwrap();
         let of = |interface| {
-            let found = read
-                .addresses_of(interface, &["lan", "storage", "lan"])
-                .into_iter();
+            let found = addresses_of(&read.network_addresses, interface, &["lan", "storage", "lan"]);
             found
+                .iter()
                 .map(|address| address.address.to_string())
                 .collect::<Vec<_>>()
         };

@@ -1,4 +1,4 @@
-//! The addresses of running guests on a host, from leases, agents and ARP.
+//! The addresses of running guests on a host, from leases, agents, ARP and the machines' static addresses.
 //!
 //! libvirt lists the leases of a whole network in one call. It queries agents and the ARP table one domain at
 //! a time. A list of machines therefore limits these queries: it trusts an answer of a few seconds ago, does
@@ -90,6 +90,8 @@ pub struct RunningGuest<'a> {
     pub uuid: Uuid,
     /// Whether its processors run. The agent of a paused guest cannot answer.
     pub may_answer: bool,
+    /// Its static addresses. The seed has them, but the guest may have no cloud-init that applies them.
+    pub given: Sightings,
 }
 
 /// A look at the guests of a host.
@@ -129,7 +131,7 @@ impl<'a> Look<'a> {
                 Err(error) => tracing::trace!(%error, "cannot read the ARP table"),
             }
         }
-        let found = known.merged_with(&self.leases, macs);
+        let found = known.merged_with(&self.leases, &guest.given, macs);
         self.guests.lock().insert(guest.uuid, known);
         found
     }
@@ -179,12 +181,13 @@ impl Known {
         self.froze = (took >= FROZEN).then_some(now);
     }
 
-    /// A silent agent's last answer may be outdated, so a lease comes before it.
-    fn merged_with(&self, leases: &Sightings, macs: &[String]) -> Vec<IpAddr> {
+    /// A silent agent's last answer may be outdated, so a lease comes before it. A static address comes last:
+    /// a guest that did not apply it shows another one.
+    fn merged_with(&self, leases: &Sightings, given: &Sightings, macs: &[String]) -> Vec<IpAddr> {
         if self.is_silent {
-            merged(macs, &[leases, &self.agent, &self.arp])
+            merged(macs, &[leases, &self.agent, &self.arp, given])
         } else {
-            merged(macs, &[&self.agent, leases, &self.arp])
+            merged(macs, &[&self.agent, leases, &self.arp, given])
         }
     }
 }
@@ -224,8 +227,24 @@ mod tests {
     }
 
     fn shown(known: &Known, leases: &Sightings) -> Vec<String> {
-        let all = known.merged_with(leases, &[MAC.to_owned()]).into_iter();
+        shown_with(known, leases, &Sightings::default())
+    }
+
+    fn shown_with(known: &Known, leases: &Sightings, given: &Sightings) -> Vec<String> {
+        let all = known.merged_with(leases, given, &[MAC.to_owned()]).into_iter();
         all.map(|address| address.to_string()).collect()
+    }
+
+    #[test]
+    fn a_static_address_is_shown_unless_the_guest_has_another() {
+        let (mut known, given) = (Known::default(), seen(&["10.0.0.9"]));
+        let (none, lease) = (Sightings::default(), seen(&["10.0.0.6"]));
+        assert_eq!(shown_with(&known, &none, &given), ["10.0.0.9"]);
+        assert_eq!(shown_with(&known, &lease, &given), ["10.0.0.6"]);
+        known.note_answer(seen(&["10.0.0.5"]), Instant::now());
+        assert_eq!(shown_with(&known, &none, &given), ["10.0.0.5"]);
+        known.note_answer(seen(&["fd00::5"]), Instant::now());
+        assert_eq!(shown_with(&known, &none, &given), ["10.0.0.9", "fd00::5"]);
     }
 
     #[test]

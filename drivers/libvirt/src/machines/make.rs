@@ -19,7 +19,7 @@ use crate::images::{CheckedImage, Images, hex};
 use crate::metadata::Record;
 use crate::placement::{Held, Reservations};
 use crate::seed::{self, Addressing, Instance, Interface};
-use crate::spec::{GB, VmSpec};
+use crate::spec::{self, GB, VmSpec};
 use crate::xml::{self, Bootstrap};
 
 /// The most bytes in one call to libvirt.
@@ -257,7 +257,10 @@ fn make(connect: &Connect, request: &MachineRequest, checked: &Checked) -> Resul
     let interfaces = interfaces.map(|(index, (mac, addressing))| Interface {
         mac: mac.clone(),
         addressing: *addressing,
-        addresses: request.spec.addresses_of(index, &networks),
+        addresses: spec::addresses_of(&request.spec.network_addresses, index, &networks)
+            .into_iter()
+            .cloned()
+            .collect(),
     });
     let instance = Instance {
         id: key.uuid().to_string(),
