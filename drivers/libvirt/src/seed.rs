@@ -97,8 +97,7 @@ impl Interface {
         let dhcp4 = self.addressing.dhcp4 && !is_static4;
         let dhcp6 = self.addressing.dhcp6 && !is_static6;
         // Without a gateway, the routes come from the advertisements, as may a further address.
-        let mut gateways = self.addresses.iter().filter_map(|given| given.gateway);
-        let has_gateway6 = gateways.any(|gateway| gateway.is_ipv6());
+        let has_gateway6 = self.gateway6().is_some();
         let accept_ra = self.addressing.accept_ra && !has_gateway6;
         let mut lines = vec![
             format!("  eth{index}:"),
@@ -124,8 +123,12 @@ impl Interface {
             !addresses.is_empty(),
             &format!("addresses: [{}]", addresses.join(", ")),
         );
-        let routes = self.routes(index);
+        let gateway6 = self.gateway6().filter(|_| index == 0);
+        let routes = self.routes(index, gateway6);
         add(!routes.is_empty(), &format!("routes: [{}]", routes.join(", ")));
+        if let Some(gateway) = gateway6 {
+            add(true, &format!("gateway6: \"{gateway}\""));
+        }
         if index > 0 {
             let metric = METRIC + index;
             add(true, "optional: true");
@@ -138,11 +141,22 @@ impl Interface {
 }
 
 impl Interface {
-    /// Returns the default routes through the gateways of the static addresses, each gateway once.
-    fn routes(&self, index: usize) -> Vec<String> {
+    /// Returns the gateways of the static addresses, each one once.
+    fn gateways(&self) -> Vec<IpAddr> {
         let mut gateways: Vec<_> = self.addresses.iter().filter_map(|given| given.gateway).collect();
         gateways.sort_unstable();
         gateways.dedup();
+        gateways
+    }
+
+    /// Returns the IPv6 gateway for the field `gateway6`, which has no metric. For ifupdown and
+    /// systemd-networkd, cloud-init 22.4 turns a route to `::/0` into a route to `::/64`.
+    fn gateway6(&self) -> Option<IpAddr> {
+        self.gateways().into_iter().find(IpAddr::is_ipv6)
+    }
+
+    /// Returns the default routes through the other gateways.
+    fn routes(&self, index: usize, gateway6: Option<IpAddr>) -> Vec<String> {
         let metric = if index > 0 {
             format!(", metric: {}", METRIC + index)
         } else {
@@ -152,7 +166,9 @@ impl Interface {
             let to = if gateway.is_ipv6() { "::/0" } else { "0.0.0.0/0" };
             format!("{{to: \"{to}\", via: \"{gateway}\"{metric}}}")
         };
-        gateways.iter().map(route).collect()
+        let gateways = self.gateways().into_iter();
+        let others = gateways.filter(|gateway| Some(*gateway) != gateway6);
+        others.map(|gateway| route(&gateway)).collect()
     }
 }
 
@@ -378,7 +394,7 @@ mod tests {
             serde_json::json!({
                 "dhcp4": false, "accept-ra": false,
                 "addresses": ["10.0.0.2/24", "10.0.0.3/24", "fd00::2/64"],
-                "routes": [{"to": "0.0.0.0/0", "via": "10.0.0.1"}, {"to": "::/0", "via": "fe80::1"}],
+                "routes": [{"to": "0.0.0.0/0", "via": "10.0.0.1"}], "gateway6": "fe80::1",
             }),
             serde_json::json!({
                 "dhcp4": false, "dhcp6": true, "accept-ra": true, "optional": true,
