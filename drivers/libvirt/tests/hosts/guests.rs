@@ -209,6 +209,47 @@ async fn on_a_bridge_the_guest_agent_reports_the_address() -> Result<()> {
     Ok(())
 }
 
+/// The lab's image has no cloud-init: its guest reads the seed's network configuration by itself.
+#[tokio::test]
+async fn a_guest_has_the_static_address_of_its_seed_and_no_lease() -> Result<()> {
+    let Some(lab) = lab::lab_of(&[HOST]).await? else {
+        return Ok(());
+    };
+    let driver = lab.driver()?;
+    let pool = json!({"apiGroup": "ipam.cluster.x-k8s.io", "kind": "InClusterIPPool", "name": "nodes"});
+    let given = json!({"address": "192.168.122.250", "prefix": 24, "gateway": "192.168.122.1", "pool": pool});
+    let change = json!({"networkAddresses": [given]});
+    let machine = on_host(
+        "fixed",
+        &change,
+        b"#!/bin/sh\nping -c 1 192.168.122.1 && echo GUEST pings\n",
+    );
+    create(&driver, &machine).await?;
+    let console = booted(&lab, &machine).await?;
+    has(&console, "GUEST address=192.168.122.250 ")?;
+    has(&console, "GUEST routes default via 192.168.122.1 ")?;
+    has(&console, "GUEST pings")?;
+
+    // The driver would show a lease instead.
+    let expected: Vec<IpAddr> = vec!["192.168.122.250".parse()?];
+    assert_eq!(
+        listed(&driver, &machine).await?,
+        (expected, Some(PowerState::Running))
+    );
+    assert_eq!(
+        addresses(&status(&driver, &machine, None).await?),
+        ["192.168.122.250"]
+    );
+    domain(&lab.connect(HOST)?, &machine)?.destroy()?;
+    assert_eq!(
+        listed(&driver, &machine).await?,
+        (vec![], Some(PowerState::Stopped))
+    );
+    delete(&driver, &machine, None).await?;
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
 /// The first interface has IPv4 and IPv6, the second one only IPv6, and the third one an address that only
 /// the guest knows. A message to port 98 gives the first interface another lease, and one to port 99 freezes
 /// the agent.

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# A guest that boots in seconds under emulation: Debian's kernel with busybox. It reads its NoCloud seed, or what there is
-# for Ignition, runs user data that begins with `#!`, serves what it has read to its network (port 80: user-data, meta-data,
-# root-sectors, boot-id), and stops when the power button is pressed, after it has given back its address. Without bootstrap
-# data it stops at once. It starts the guest agent, where an archive beside its own has one.
+# A guest that boots in seconds under emulation: Debian's kernel with busybox. It reads its NoCloud seed, with a static
+# IPv4 address and gateway of its first interface, or what there is for Ignition, runs user data that begins with `#!`,
+# serves what it has read to its network (port 80: user-data, meta-data, root-sectors, boot-id), and stops when the power
+# button is pressed, after it has given back its address. Without bootstrap data it stops at once. It starts the guest agent,
+# where an archive beside its own has one.
 #
 #   guest.sh FOLDER   makes FOLDER/vmlinuz, FOLDER/initrd.gz and FOLDER/base.qcow2, an empty disk
 #
@@ -81,10 +82,20 @@ else
         poweroff -f
     fi
     cp /mnt/user-data /mnt/meta-data /www
+    sed -n '/^  eth0:/,/^  eth1:/p' /mnt/network-config >/tmp/eth0
+    address=$(sed -n 's/^    addresses: \["\([0-9.]*\/[0-9]*\)".*/\1/p' /tmp/eth0)
+    gateway=$(sed -n 's/^    routes: .*to: "0.0.0.0\/0", via: "\([0-9.]*\)".*/\1/p' /tmp/eth0)
     hostname "$(sed -n 's/^local-hostname: *"\(.*\)"$/\1/p' /www/meta-data)"
     echo "GUEST seed hostname=$(hostname) $(sed -n 's/^provider_id: */provider_id=/p' /www/meta-data) user-data=$(sha256sum </www/user-data | cut -d' ' -f1)"
 fi
-ifconfig eth0 up && udhcpc -i eth0 -n -R -t 20 -T 1 >/dev/null 2>&1
+ifconfig eth0 up
+if [ -n "$address" ]; then
+    ip address add "$address" dev eth0
+    [ -z "$gateway" ] || ip route add default via "$gateway"
+    echo "GUEST routes $(ip route | tr '\n' ' ')"
+else
+    udhcpc -i eth0 -n -R -t 20 -T 1 >/dev/null 2>&1
+fi
 echo "GUEST address=$(ifconfig eth0 | sed -n 's/.*inet addr:\([0-9.]*\).*/\1/p') mac=$(cat /sys/class/net/eth0/address)"
 echo "GUEST disk=$(cat /sys/block/vda/size) sectors"
 cat /sys/block/vda/size >/www/root-sectors

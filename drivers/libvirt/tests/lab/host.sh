@@ -120,7 +120,7 @@ ready)
 <network xmlns:dnsmasq='http://libvirt.org/schemas/network/dnsmasq/1.0'>
   <name>default</name>
   <bridge name='virbr0' stp='off' delay='0'/>
-  <ip address='192.168.122.1' netmask='255.255.255.0'><dhcp><range start='192.168.122.2' end='192.168.122.254'/></dhcp></ip>
+  <ip address='192.168.122.1' netmask='255.255.255.0'><dhcp><range start='192.168.122.2' end='192.168.122.239'/></dhcp></ip>
   <dnsmasq:options><dnsmasq:option value='no-ping'/></dnsmasq:options>
 </network>
 END
