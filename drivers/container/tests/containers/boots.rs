@@ -17,7 +17,7 @@ use crate::lab::{CLUSTER, Lab, eventually, machine};
 const USER_DATA: &[u8] = b"#cloud-config\nruncmd:\n- cat /proc/sys/kernel/panic >/root/panic\n\
     - echo \"boot of $(hostname) $(cat /etc/machine-id)\" >/dev/console\n";
 
-async fn create(driver: &GrpcDriver, machine: &MachineRef) -> cmi_driver::Result<Machine> {
+pub async fn create(driver: &GrpcDriver, machine: &MachineRef) -> cmi_driver::Result<Machine> {
     let request = CreateMachineRequest {
         machine: machine.clone(),
         last_known_state: None,
@@ -33,7 +33,7 @@ async fn status(driver: &GrpcDriver, machine: &MachineRef) -> cmi_driver::Result
     driver.get_machine_status(request).await
 }
 
-async fn delete(driver: &GrpcDriver, machine: &MachineRef) -> cmi_driver::Result<()> {
+pub async fn delete(driver: &GrpcDriver, machine: &MachineRef) -> cmi_driver::Result<()> {
     let request = DeleteMachineRequest {
         machine: machine.clone(),
         provider_id: None,
@@ -43,7 +43,7 @@ async fn delete(driver: &GrpcDriver, machine: &MachineRef) -> cmi_driver::Result
 }
 
 /// Waits until the machine runs, and returns its IP addresses.
-async fn running(driver: &GrpcDriver, machine: &MachineRef) -> Result<Vec<String>> {
+pub async fn running(driver: &GrpcDriver, machine: &MachineRef) -> Result<Vec<String>> {
     eventually("a machine with an address", async || {
         let seen = status(driver, machine).await?;
         ensure!(seen.power_state == Some(PowerState::Running), "{seen:?}");
@@ -55,7 +55,7 @@ async fn running(driver: &GrpcDriver, machine: &MachineRef) -> Result<Vec<String
 }
 
 /// Waits until cloud-init has run.
-async fn booted(lab: &Lab, name: &str, times: usize) -> Result<()> {
+pub async fn booted(lab: &Lab, name: &str, times: usize) -> Result<()> {
     let words = format!("boot of {name} ");
     eventually("the bootstrap data", async || {
         let console = lab.console(name)?;

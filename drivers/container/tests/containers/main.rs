@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod addresses;
 mod boots;
 mod conformance;
 mod crashes;

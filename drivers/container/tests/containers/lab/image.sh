@@ -14,7 +14,7 @@ flock 9
 [ ! -e "$folder" ] || { echo "$folder"; exit 0; }
 echo "making a root file system of Debian (only the first time; this takes a minute)" >&2
 
-packages=(systemd-sysv dbus procps mount util-linux cloud-init ifupdown isc-dhcp-client iproute2 netbase)
+packages=(systemd-sysv dbus procps mount util-linux cloud-init ifupdown isc-dhcp-client resolvconf iproute2 netbase)
 rm -rf "$folder.part"
 # No host name and no machine id: each machine gets its own. Each cloud-init module takes time.
 mmdebstrap --quiet --mode=root --variant=minbase --include="${packages[*]}" \
@@ -23,7 +23,7 @@ mmdebstrap --quiet --mode=root --variant=minbase --include="${packages[*]}" \
     --dpkgopt='path-exclude=/usr/share/locale/*' \
     --customize-hook='chroot "$1" passwd --quiet --lock root' \
     --customize-hook='chroot "$1" systemctl --quiet mask apt-daily.timer apt-daily-upgrade.timer e2scrub_reap.service' \
-    --customize-hook='rm -f "$1/etc/hostname"; : >"$1/etc/machine-id"; mkdir -p "$1/etc/network/interfaces.d"' \
+    --customize-hook='rm -rf "$1/etc/hostname" "$1/etc/resolvconf/resolv.conf.d/original"; : >"$1/etc/machine-id"; mkdir -p "$1/etc/network/interfaces.d"' \
     --customize-hook='cat "'"$here"'/cloud.cfg" >"$1/etc/cloud/cloud.cfg.d/95_test.cfg"' \
     --format=directory "$release" "$folder.part" "$sources" >&2
 mv "$folder.part" "$folder"
