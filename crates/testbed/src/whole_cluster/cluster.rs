@@ -159,7 +159,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// The Machines, if each is a Ready Node with the ProviderID of its InfraMachine and an address of the
-    /// Machine.
+    /// Machine, which does not have the virtual IP of the control plane.
     async fn joined(&self, workload: &Workload) -> Result<Vec<Member>> {
         let machines = self.of_core("Machine").list(&ListParams::default()).await?.items;
         let nodes = workload.nodes().await?;
@@ -169,15 +169,17 @@ impl<'a> Cluster<'a> {
             machines.len(),
             nodes.len()
         );
+        let cluster = self.of_core("Cluster").get(NAME).await?;
+        let vip = &cluster.data["spec"]["controlPlaneEndpoint"]["host"];
         let mut members = Vec::new();
         for machine in &machines {
-            members.push(self.member(machine, &nodes).await?);
+            members.push(self.member(machine, &nodes, vip).await?);
         }
         members.sort();
         Ok(members)
     }
 
-    async fn member(&self, machine: &DynamicObject, nodes: &[Node]) -> Result<Member> {
+    async fn member(&self, machine: &DynamicObject, nodes: &[Node], vip: &Value) -> Result<Member> {
         let name = machine.name_any();
         let phase = &machine.data["status"]["phase"];
         ensure!(phase == "Running", "{name} is {phase}");
@@ -199,10 +201,13 @@ impl<'a> Cluster<'a> {
         }
         let address = internal_address(node).with_context(|| format!("the Node of {name} has no address"))?;
         let reported = &machine.data["status"]["addresses"];
-        let is_its = |reported: &Value| reported["address"] == *address;
+        let has = |address: &Value| {
+            let mut all = reported.as_array().into_iter().flatten();
+            all.any(|reported| reported["address"] == *address)
+        };
         ensure!(
-            reported.as_array().into_iter().flatten().any(is_its),
-            "{name} has {reported}, and its Node {address}"
+            has(&json!(address)) && !has(vip),
+            "{name} has {reported}, its Node {address}, and the control plane {vip}"
         );
         let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
         Ok(Member {
