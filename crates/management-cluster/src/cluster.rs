@@ -3,6 +3,7 @@
 use std::{
     path::{Path, PathBuf},
     process::Command,
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -21,6 +22,7 @@ use crate::{
     core_manager::CoreManager,
     etcd::Etcd,
     kubeconfig,
+    manager::Pace,
     run_folder::RunFolder,
     service_account, stand_in,
 };
@@ -46,7 +48,7 @@ pub struct ManagementCluster {
 #[derive(Debug, Clone)]
 pub struct ManagementClusterBuilder {
     core: bool,
-    rate_limiting: bool,
+    pace: Pace,
     audit_log: bool,
     manifests: Vec<String>,
 }
@@ -65,7 +67,16 @@ impl ManagementClusterBuilder {
     /// writes.
     #[must_use]
     pub fn rate_limiting(mut self, rate_limiting: bool) -> Self {
-        self.rate_limiting = rate_limiting;
+        self.pace.rate_limiting = rate_limiting;
+        self
+    }
+
+    /// The time after which Cluster API's managers reconcile an unchanged object again. Ten minutes by
+    /// default, as in Cluster API. The kubeadm control plane provider watches nothing in a workload cluster:
+    /// it notices only then, or after 15 to 20 s, that a control plane has become healthy.
+    #[must_use]
+    pub fn sync_period(mut self, period: Duration) -> Self {
+        self.pace.sync_period = Some(period);
         self
     }
 
@@ -108,7 +119,7 @@ impl ManagementClusterBuilder {
         };
         let api_server = ApiServer::start(&programs, &folder, &etcd, &options).await?;
         let client = api_server.admin_client().await?;
-        let core = CoreManager::install(&programs, &folder, &client, self.rate_limiting).await?;
+        let core = CoreManager::install(&programs, &folder, &client, self.pace).await?;
         for manifests in self
             .manifests
             .iter()
@@ -139,7 +150,10 @@ impl ManagementCluster {
     pub fn builder() -> ManagementClusterBuilder {
         ManagementClusterBuilder {
             core: true,
-            rate_limiting: true,
+            pace: Pace {
+                rate_limiting: true,
+                sync_period: None,
+            },
             audit_log: false,
             manifests: Vec::new(),
         }
@@ -294,6 +308,11 @@ impl ManagementCluster {
     /// written before its answer is sent. The file exists only with [`ManagementClusterBuilder::audit_log`].
     pub fn audit_log(&self) -> PathBuf {
         audit_log(&self.folder)
+    }
+
+    /// How often and how soon its managers reconcile.
+    pub(crate) fn pace(&self) -> Pace {
+        self.core.pace()
     }
 
     /// The folder of the run, with a log of each program. [`Process::start`] adds more.

@@ -13,7 +13,7 @@ use crate::{
     authority::Authority,
     components::Components,
     kubeconfig,
-    manager::{self, Ports, START_DEADLINE},
+    manager::{self, Pace, Ports, START_DEADLINE},
     port::with_free_ports,
     process::Process,
     run_folder::RunFolder,
@@ -39,7 +39,7 @@ pub(crate) struct CoreManager {
     programs: Programs,
     certificates: PathBuf,
     authority: String,
-    rate_limiting: bool,
+    pace: Pace,
     state: Mutex<State>,
 }
 
@@ -56,7 +56,7 @@ impl CoreManager {
         programs: &Programs,
         folder: &RunFolder,
         client: &Client,
-        rate_limiting: bool,
+        pace: Pace,
     ) -> Result<Self> {
         let certificates = folder.path().join("core");
         fs::create_dir_all(&certificates).context("creating the folder of core")?;
@@ -69,7 +69,7 @@ impl CoreManager {
             programs: programs.clone(),
             certificates,
             authority: authority.certificate().to_owned(),
-            rate_limiting,
+            pace,
             state: Mutex::new(State {
                 webhook_port,
                 process: None,
@@ -77,6 +77,11 @@ impl CoreManager {
         };
         core.apply_installation(client, webhook_port).await?;
         Ok(core)
+    }
+
+    /// How often and how soon core reconciles.
+    pub(crate) fn pace(&self) -> Pace {
+        self.pace
     }
 
     /// Starts core, unless it runs, and returns when it is ready and its webhooks are in effect.
@@ -143,7 +148,7 @@ impl CoreManager {
             &kubeconfig,
             &self.certificates,
             ports,
-            self.rate_limiting,
+            self.pace,
         )
     }
 

@@ -16,7 +16,7 @@ use crate::{
     authority::Authority,
     components::Components,
     eventually::eventually,
-    manager::{self, Ports, START_DEADLINE},
+    manager::{self, Pace, Ports, START_DEADLINE},
     port::with_free_ports,
     process::Process,
     programs::{KubeadmProgram, Programs},
@@ -128,7 +128,11 @@ async fn start(
             health,
             diagnostics,
         };
-        let mut command = manager::command(&program.manager, &kubeconfig, &folder, ports, RATE_LIMITING);
+        let pace = Pace {
+            rate_limiting: RATE_LIMITING,
+            ..management.pace()
+        };
+        let mut command = manager::command(&program.manager, &kubeconfig, &folder, ports, pace);
         command
             .arg(format!("--namespace={namespace}"))
             .args(provider.flags);

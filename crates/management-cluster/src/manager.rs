@@ -28,6 +28,15 @@ const FLAGS: &[&str] = &[
 /// Every feature that the provider takes part in.
 const FEATURE_GATES: &str = "ClusterTopology=true,RuntimeSDK=true,InPlaceUpdates=true";
 
+/// How often and how soon a manager reconciles.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pace {
+    /// Whether it runs with `ReconcilerRateLimiting`.
+    pub rate_limiting: bool,
+    /// The time after which it reconciles an unchanged object again, if not the default.
+    pub sync_period: Option<Duration>,
+}
+
 /// Where a manager listens.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ports {
@@ -42,7 +51,7 @@ pub(crate) fn command(
     kubeconfig: &Path,
     certificates: &Path,
     ports: Ports,
-    rate_limiting: bool,
+    pace: Pace,
 ) -> Command {
     let mut command = Command::new(program);
     command
@@ -53,8 +62,12 @@ pub(crate) fn command(
         .arg(format!("--diagnostics-address=127.0.0.1:{}", ports.diagnostics))
         .args(FLAGS)
         .arg(format!(
-            "--feature-gates={FEATURE_GATES},ReconcilerRateLimiting={rate_limiting}"
+            "--feature-gates={FEATURE_GATES},ReconcilerRateLimiting={}",
+            pace.rate_limiting
         ));
+    if let Some(period) = pace.sync_period {
+        command.arg(format!("--sync-period={}s", period.as_secs()));
+    }
     command
 }
 
