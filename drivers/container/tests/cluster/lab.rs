@@ -33,6 +33,8 @@ pub const ENDPOINT: &str = "192.168.150.100";
 /// The state folder of the driver, in the folder of the run.
 pub const STATE: &str = "state";
 const DEADLINE: Duration = Duration::from_mins(3);
+/// Without it, each machine of a control plane costs up to 20 s of waiting.
+const SYNC_PERIOD: Duration = Duration::from_secs(3);
 
 /// How the provider reaches the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +82,7 @@ impl Lab {
     pub async fn start(folder: &Path, versions: &[&str], endpoint: Endpoint) -> Result<Self> {
         let management = ManagementCluster::builder()
             .manifests(testbed::definitions()?)
+            .sync_period(SYNC_PERIOD)
             .start()
             .await?;
         testbed::install(&management).await?;
