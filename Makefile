@@ -95,7 +95,7 @@ test-all: SOAK_SECONDS = 60
 test-all: test-python test-go ## Run everything but e2e-libvirt: long cases, the crates, a whole cluster, the container and libvirt drivers, bench-counts and fuzz; two hours.
 	$(SOAK) PROPTEST_CASES=2000 $(TEST) --no-fail-fast -- --include-ignored --exact --skip lifecycle::hold
 	cd drivers/vsphere && CGO_ENABLED=1 go test -race -short ./...
-	$(MAKE) test-crates test-container test-cluster test-shipped test-quickstart-container test-libvirt bench-counts fuzz
+	$(MAKE) test-crates test-container test-cluster test-topology test-shipped test-quickstart-container test-libvirt bench-counts fuzz
 
 # The first time it makes a virtual environment in the user's cache folder.
 IN_PYTHON = cd examples/drivers/python && python="$$(./environment.sh)/bin/python" &&
@@ -197,7 +197,13 @@ test-cluster: ## Make a cluster of system containers; scale, break, upgrade and 
 test-shipped: ## Run the provider as Pods, as it ships, in a cluster of system containers that then manages itself; on demand, 15 minutes.
 	@drivers/container/tests/containers/lab/prepare.sh
 	@images/node/prepare.sh
-	$(CARGO) test $(TEST_CLUSTER) -- --ignored --nocapture
+	$(CARGO) test $(TEST_CLUSTER) -- --ignored --nocapture --exact the_provider_runs_as_it_ships
+
+.PHONY: test-topology
+test-topology: ## Make a cluster of a ClusterClass of system containers; update it in place, upgrade and delete it.
+	@drivers/container/tests/containers/lab/prepare.sh
+	@images/node/prepare.sh
+	$(CARGO) test $(TEST_CLUSTER) -- --ignored --nocapture --exact a_cluster_of_a_class_is_updated_in_place_and_upgraded
 
 # Without a terminal it ends when all Nodes are Ready. Nothing may be left of it then.
 .PHONY: test-quickstart-container

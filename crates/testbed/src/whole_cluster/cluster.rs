@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf, time::Duration};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use k8s_openapi::api::core::v1::{Node, Secret};
 use kube::{
     Api, Client, ResourceExt as _,
@@ -221,15 +221,8 @@ impl<'a> Cluster<'a> {
 
     /// Whether control plane and workers have as many machines as they want, up to date and available.
     async fn is_settled(&self) -> Result<()> {
-        let control_plane = self
-            .control_planes()
-            .get(&format!("{NAME}-control-plane"))
-            .await?;
-        let workers = self
-            .of_core("MachineDeployment")
-            .get(&format!("{NAME}-md-0"))
-            .await?;
-        for object in [control_plane, workers] {
+        for objects in [self.control_planes(), self.of_core("MachineDeployment")] {
+            let object = only(&objects).await?;
             let (wanted, status) = (&object.data["spec"]["replicas"], &object.data["status"]);
             let counts = [
                 "replicas",
@@ -271,6 +264,34 @@ impl<'a> Cluster<'a> {
         let mut workers = new("md-0");
         workers["version"] = json!(version);
         self.patch_workers(json!({"template": {"spec": workers}})).await
+    }
+
+    /// Upgrades a Cluster of a ClusterClass.
+    pub async fn upgrade_topology(&self, version: &str) -> Result<()> {
+        self.patch_topology(json!({"version": version})).await
+    }
+
+    /// Sets a variable of a Cluster of a ClusterClass.
+    pub async fn set_variable(&self, name: &str, value: Value) -> Result<()> {
+        let cluster = self.of_core("Cluster").get(NAME).await?;
+        let mut variables = cluster.data["spec"]["topology"]["variables"].clone();
+        let variable = variables
+            .as_array_mut()
+            .and_then(|all| all.iter_mut().find(|variable| variable["name"] == name));
+        variable.with_context(|| format!("no variable {name}"))?["value"] = value;
+        self.patch_topology(json!({"variables": variables})).await
+    }
+
+    async fn patch_topology(&self, topology: Value) -> Result<()> {
+        patch(&self.of_core("Cluster"), NAME, json!({"topology": topology})).await
+    }
+
+    /// The Machine and the InfraMachine of a member, as they are now.
+    pub async fn objects_of(&self, member: &Member) -> Result<[DynamicObject; 2]> {
+        Ok([
+            self.of_core("Machine").get(&member.machine).await?,
+            self.of_provider("InfraMachine").get(&member.machine).await?,
+        ])
     }
 
     /// A template like another one, with the image of a version.
@@ -363,6 +384,14 @@ impl<'a> Cluster<'a> {
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
         Api::namespaced_with(self.admin.clone(), &self.namespace, &resource)
     }
+}
+
+/// The only object of a kind. A ClusterClass gives it a random name.
+async fn only(objects: &Api<DynamicObject>) -> Result<DynamicObject> {
+    let found = objects.list(&ListParams::default()).await?.items;
+    let count = found.len();
+    let [object] = <[_; 1]>::try_from(found).map_err(|_| anyhow!("{count} objects in place of one"))?;
+    Ok(object)
 }
 
 async fn patch(objects: &Api<DynamicObject>, name: &str, spec: Value) -> Result<()> {

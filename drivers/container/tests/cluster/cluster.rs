@@ -3,6 +3,7 @@
 use std::{fs, path::PathBuf, time::Duration};
 
 use anyhow::Result;
+use management_cluster::eventually;
 
 pub use testbed::whole_cluster::cluster::{Cluster, Member, NAME, Wanted};
 
@@ -13,26 +14,56 @@ use crate::{
 
 /// How long anything may take, on a computer that others use as well.
 const DEADLINE: Duration = Duration::from_mins(10);
+/// How long the API server may refuse the Cluster.
+const APPLIED: Duration = Duration::from_mins(1);
 
-/// Variables of the flavour: the VIP moves sooner than by default, 15 s after the last sign of its holder.
-const VIP_SECONDS: [(&str, &str); 3] = [
-    ("KUBE_VIP_LEASE_SECONDS", "10"),
-    ("KUBE_VIP_RENEW_SECONDS", "7"),
-    ("KUBE_VIP_RETRY_SECONDS", "1"),
-];
+/// A flavour, as the tests use it.
+pub struct Flavour {
+    name: &'static str,
+    /// Its variables, beside those of each Cluster.
+    variables: &'static [(&'static str, &'static str)],
+    /// The files of a kustomization that changes `demo.yaml`.
+    overlay: &'static [(&'static str, &'static str)],
+}
+
+/// The flavour for system containers. The VIP moves sooner than by default, 15 s after the last sign of its
+/// holder.
+pub const CONTAINER: Flavour = Flavour {
+    name: "container",
+    variables: &[
+        ("KUBE_VIP_LEASE_SECONDS", "10"),
+        ("KUBE_VIP_RENEW_SECONDS", "7"),
+        ("KUBE_VIP_RETRY_SECONDS", "1"),
+    ],
+    overlay: &[
+        ("kustomization.yaml", include_str!("overlay.yaml")),
+        ("drain-rule.yaml", include_str!("drain-rule.yaml")),
+    ],
+};
+
+/// The flavour with a ClusterClass, whose templates are for the simulated driver.
+pub const TOPOLOGY: Flavour = Flavour {
+    name: "topology",
+    variables: &[
+        ("CAPCMI_DRIVER", "container"),
+        ("POD_CIDR", r#"["10.244.0.0/16"]"#),
+    ],
+    overlay: &[("kustomization.yaml", include_str!("topology/overlay.yaml"))],
+};
 
 /// Generates and applies the Cluster.
 ///
 /// # Errors
 /// When clusterctl or the API server refuses it.
-pub async fn create<'a>(lab: &'a Lab, wanted: Wanted<'_>) -> Result<Cluster<'a>> {
+pub async fn create<'a>(lab: &'a Lab, flavour: &Flavour, wanted: Wanted<'_>) -> Result<Cluster<'a>> {
     let cluster = Cluster::new(&lab.management, &lab.namespace, DEADLINE).await?;
     let overlay = lab.folder.join(NAME);
     fs::create_dir(&overlay)?;
     let generated = output(
         lab.management
             .clusterctl()
-            .args(["generate", "cluster", NAME, "--flavor=container"])
+            .args(["generate", "cluster", NAME])
+            .arg(format!("--flavor={}", flavour.name))
             .arg("--infrastructure=capcmi-cmi:v0.1.0")
             .arg(format!("--config={}", release(lab)?.display()))
             .arg(format!("--target-namespace={}", lab.namespace))
@@ -41,12 +72,17 @@ pub async fn create<'a>(lab: &'a Lab, wanted: Wanted<'_>) -> Result<Cluster<'a>>
             .arg(format!("--worker-machine-count={}", wanted.workers))
             .env("CONTROL_PLANE_ENDPOINT_HOST", ENDPOINT)
             .env("CAPCMI_IMAGE", image(wanted.version))
-            .envs(VIP_SECONDS),
+            .envs(flavour.variables.iter().copied()),
     )?;
     fs::write(overlay.join("demo.yaml"), generated)?;
-    fs::write(overlay.join("kustomization.yaml"), include_str!("overlay.yaml"))?;
-    fs::write(overlay.join("drain-rule.yaml"), include_str!("drain-rule.yaml"))?;
-    cluster.kubectl(&["apply", "--server-side", "-k", &overlay.display().to_string()])?;
+    for (name, text) in flavour.overlay {
+        fs::write(overlay.join(name), text)?;
+    }
+    // A webhook may not have seen the ClusterClass yet.
+    eventually(APPLIED, "an API server that takes the Cluster", async || {
+        cluster.kubectl(&["apply", "--server-side", "-k", &overlay.display().to_string()])
+    })
+    .await?;
     Ok(cluster)
 }
 

@@ -78,8 +78,13 @@ pub fn prepare(versions: &[&str]) -> Result<PathBuf> {
 }
 
 impl Lab {
-    /// Starts all but machines.
-    pub async fn start(folder: &Path, versions: &[&str], endpoint: Endpoint) -> Result<Self> {
+    /// Starts all but machines, with these further flags of the provider.
+    pub async fn start(
+        folder: &Path,
+        versions: &[&str],
+        endpoint: Endpoint,
+        flags: &[String],
+    ) -> Result<Self> {
         let management = ManagementCluster::builder()
             .manifests(testbed::definitions()?)
             .sync_period(SYNC_PERIOD)
@@ -89,7 +94,7 @@ impl Lab {
         let namespace = management.namespace("cluster").await?;
         let driver = start_driver(&management, folder, versions, endpoint).await?;
         let kubeadm = KubeadmProviders::start(&management, &namespace).await?;
-        let provider = start_provider(&management, folder, endpoint).await?;
+        let provider = start_provider(&management, folder, endpoint, flags).await?;
         Ok(Self {
             _provider: provider,
             _kubeadm: kubeadm,
@@ -155,6 +160,16 @@ impl Lab {
                 .stdin(image),
         )?;
         Ok(())
+    }
+
+    /// The memory that a machine may use, MiB.
+    pub fn memory_limit(&self, member: &Member) -> Result<u64> {
+        let runtime = StateFolder::new(&self.folder.join(STATE)).runtime();
+        let root = runtime.display().to_string();
+        let shown = run("runc", ["--root", &root, "events", "--stats", container(member)])?;
+        let shown: Value = serde_json::from_str(&shown).with_context(|| shown.clone())?;
+        let limit = shown["data"]["memory"]["usage"]["limit"].as_u64();
+        Ok(limit.with_context(|| format!("no limit of memory: {shown}"))? >> 20)
     }
 
     /// Cuts the power of a machine: its processes end, and its network interface with them.
@@ -238,7 +253,11 @@ async fn start_driver(
         "stateDir": folder.join(STATE),
         "hosts": {"here": {}},
         "vmPools": {"default": {"image": images.keys().next()}},
-        "sizes": {"medium": {"cpus": 2, "memoryMib": 2048}, "small": {"cpus": 2, "memoryMib": 2048}},
+        "sizes": {
+            "small": {"cpus": 2, "memoryMib": 2048},
+            "medium": {"cpus": 2, "memoryMib": 2048},
+            "large": {"cpus": 2, "memoryMib": 3072},
+        },
         "images": images,
         "bridge": {
             "name": "br-machines", "address": format!("{HOST}/24"),
@@ -261,6 +280,7 @@ async fn start_provider(
     management: &ManagementCluster,
     folder: &Path,
     endpoint: Endpoint,
+    flags: &[String],
 ) -> Result<Launched> {
     let drivers = folder.join("drivers.yaml");
     let entry = json!({"drivers": [{"name": "container", "grpc": endpoint.of_provider(folder)}]});
@@ -270,7 +290,7 @@ async fn start_provider(
         name: "provider".to_owned(),
         drivers,
         kubeconfig: testbed::service_account(management).await?,
-        flags: vec!["--insecure-diagnostics".to_owned()],
+        flags: [&["--insecure-diagnostics".to_owned()], flags].concat(),
     };
     let mut provider = launch.start(management)?;
     provider.ready(DEADLINE).await?;

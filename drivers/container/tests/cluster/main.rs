@@ -7,6 +7,7 @@ mod lab;
 mod leftovers;
 mod reader;
 mod shipped;
+mod topology;
 mod traces;
 
 use std::{collections::BTreeSet, path::Path, time::Duration};
@@ -16,7 +17,7 @@ use management_cluster::eventually;
 use testbed::whole_cluster::{sandbox, steps, workload};
 
 use self::{
-    cluster::{Cluster, Member, Wanted},
+    cluster::{CONTAINER, Cluster, Member, Wanted},
     lab::{Endpoint, Lab},
     reader::Reader,
     steps::Steps,
@@ -57,13 +58,21 @@ fn the_provider_runs_as_it_ships() -> Result<()> {
     sandbox::enter(name, shipped::prepare, leftovers::remove, shipped::live)
 }
 
+#[test]
+#[ignore = "long: a ClusterClass on machines that are updated in place, and replaced"]
+fn a_cluster_of_a_class_is_updated_in_place_and_upgraded() -> Result<()> {
+    let name = "a_cluster_of_a_class_is_updated_in_place_and_upgraded";
+    let prepare = || lab::prepare(&[VERSION, NEXT]);
+    sandbox::enter(name, prepare, leftovers::remove, topology::live)
+}
+
 async fn live(folder: &Path) -> Result<()> {
     let mut steps = Steps::start();
-    let mut lab = Lab::start(folder, &[VERSION, NEXT], Endpoint::Socket).await?;
+    let mut lab = Lab::start(folder, &[VERSION, NEXT], Endpoint::Socket, &[]).await?;
     let before = lab.traces()?;
     steps.done("management cluster, provider and driver run");
 
-    let cluster = cluster::create(&lab, FIRST).await?;
+    let cluster = cluster::create(&lab, &CONTAINER, FIRST).await?;
     let lived = live_in(&lab, &cluster, &mut steps).await;
     lived.map_err(|error| error.context(format!("{}\n{}", cluster.describe(), lab.consoles())))?;
     cluster.delete().await?;

@@ -1,7 +1,7 @@
 //! The provider as it ships: its image and its manifests, in a cluster that it made and that manages itself
 //! with it: `make test-shipped`.
 
-mod certificates;
+pub mod certificates;
 mod cluster_api;
 mod image;
 mod installation;
@@ -30,7 +30,7 @@ use self::{
 };
 use crate::{
     FIRST, NEXT,
-    cluster::{self, Cluster, Member, Wanted},
+    cluster::{self, CONTAINER, Cluster, Member, Wanted},
     lab::{self, Endpoint, Lab, repository},
     sandbox::run,
     steps::Steps,
@@ -64,9 +64,9 @@ pub fn prepare() -> Result<PathBuf> {
 pub async fn live(folder: &Path) -> Result<()> {
     let mut steps = Steps::start();
     certificates::make(folder)?;
-    let mut lab = Lab::start(folder, &[NEXT], Endpoint::Tls).await?;
+    let mut lab = Lab::start(folder, &[NEXT], Endpoint::Tls, &[]).await?;
     let before = lab.traces()?;
-    let cluster = cluster::create(&lab, HOME).await?;
+    let cluster = cluster::create(&lab, &CONTAINER, HOME).await?;
     let lived = live_in(&lab, &cluster, &mut steps).await;
     lived.map_err(|error| error.context(format!("{}\n{}", cluster.describe(), lab.consoles())))?;
     cluster.delete().await?;
