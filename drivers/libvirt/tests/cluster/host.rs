@@ -147,7 +147,7 @@ fn driver_config(lab: &Lab, image: &NodeImage, virtualization: Virtualization) -
         "storagePool": "images", "volume": "node.qcow2", "format": "qcow2", "sha256": sha256,
         "directBoot": {
             "kernel": image.kernel, "initrd": image.initrd,
-            "commandLine": "root=/dev/vda rw console=ttyS0 quiet",
+            "commandLine": virtualization.command_line(),
         },
     });
     Ok(json!({
