@@ -14,8 +14,9 @@ import (
 type call struct {
 	secrets Secrets
 	state   []byte
-	// machine is for the log; see describeCall.
-	machine Identity
+	// machine and providerID are those of the checked request; see describeCall.
+	machine    Identity
+	providerID string
 }
 
 type callKey struct{}
@@ -26,32 +27,42 @@ const (
 	userDataFormatKey = "userDataFormat"
 )
 
-// SecretsOf returns the credentials of the call that a context belongs to, without the bootstrap data.
-func SecretsOf(ctx context.Context) Secrets {
-	found, _ := ctx.Value(callKey{}).(*call)
-	if found == nil {
-		return nil
+func callOf(ctx context.Context) call {
+	if found, ok := ctx.Value(callKey{}).(*call); ok {
+		return *found
 	}
-	return found.secrets
+	return call{}
 }
+
+// SecretsOf returns the credentials of the call that a context belongs to, without the bootstrap data.
+func SecretsOf(ctx context.Context) Secrets { return callOf(ctx).secrets }
 
 // WithSecrets returns a context with credentials, for tests of a back end.
 func WithSecrets(ctx context.Context, secrets Secrets) context.Context {
-	return context.WithValue(ctx, callKey{}, &call{secrets: secrets})
+	made := callOf(ctx)
+	made.secrets = secrets
+	return context.WithValue(ctx, callKey{}, &made)
 }
 
 // StateOf returns the state that an earlier call about the machine has left in VM.State. It may be lost.
-func StateOf(ctx context.Context) []byte {
-	found, _ := ctx.Value(callKey{}).(*call)
-	if found == nil {
-		return nil
-	}
-	return found.state
-}
+func StateOf(ctx context.Context) []byte { return callOf(ctx).state }
 
 // WithState returns a context with a state, for tests of a back end.
 func WithState(ctx context.Context, state []byte) context.Context {
-	return context.WithValue(ctx, callKey{}, &call{secrets: SecretsOf(ctx), state: state})
+	made := callOf(ctx)
+	made.state = state
+	return context.WithValue(ctx, callKey{}, &made)
+}
+
+// ProviderIDOf returns the ProviderID of the VM that the machine had when it was last seen. It is empty while the caller
+// knows of no VM.
+func ProviderIDOf(ctx context.Context) string { return callOf(ctx).providerID }
+
+// WithProviderID returns a context with a ProviderID, for tests of a back end.
+func WithProviderID(ctx context.Context, id string) context.Context {
+	made := callOf(ctx)
+	made.providerID = id
+	return context.WithValue(ctx, callKey{}, &made)
 }
 
 func newCall(request any) *call {
@@ -67,10 +78,10 @@ func newCall(request any) *call {
 	return found
 }
 
-// describeCall tells the log which machine the call is about.
-func describeCall(ctx context.Context, id Identity) {
+// describeCall records which machine and VM the call is about.
+func describeCall(ctx context.Context, id Identity, providerID string) {
 	if found, ok := ctx.Value(callKey{}).(*call); ok {
-		found.machine = id
+		found.machine, found.providerID = id, providerID
 	}
 }
 

@@ -94,7 +94,7 @@ func (d *driver[Spec]) machine(
 		Machine: spec.tags[MachineTag],
 		Tags:    d.tagsFor(spec),
 	}
-	describeCall(ctx, read.id)
+	describeCall(ctx, read.id, read.providerID)
 	return read, nil
 }
 

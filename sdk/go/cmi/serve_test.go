@@ -44,11 +44,14 @@ type fake struct {
 	create   func(context.Context) (*VM, error)
 	delete   func(*VM) error
 	restarts []string
+	// known are the ProviderIDs of the look-ups.
+	known []string
 }
 
 type noFields struct{}
 
-func (f *fake) Find(_ context.Context, id Identity, _ noFields) ([]*VM, error) {
+func (f *fake) Find(ctx context.Context, id Identity, _ noFields) ([]*VM, error) {
+	f.known = append(f.known, ProviderIDOf(ctx))
 	var found []*VM
 	for _, vm := range f.vms {
 		if vm.Name == id.Name {
@@ -243,6 +246,20 @@ func TestDeleteReturnsTheStateAndCleansUpWhenNoVMIsLeft(t *testing.T) {
 	answer, err := s.machines.DeleteMachine(patient(t), request)
 	if err != nil || string(answer.LastKnownState) != "gone" || !slices.Equal(backend.cleaned, []string{"a"}) {
 		t.Errorf("got %v, %v; cleaned are %v", answer, err, backend.cleaned)
+	}
+}
+
+func TestBackEndKnowsTheProviderIDOfTheRequest(t *testing.T) {
+	backend := &fake{vms: []*VM{vmOf("fake:///1", "ours")}}
+	s := serve(t, backend)
+	_, err := s.machines.GetMachineStatus(patient(t), &cmiv1.GetMachineStatusRequest{
+		MachineName: "a", ProviderSpec: specOf("ours"), ProviderID: "fake:///1",
+	})
+	wantStatus(t, "status", err, codes.OK, "")
+	_, err = s.machines.CreateMachine(patient(t), &cmiv1.CreateMachineRequest{MachineName: "a", ProviderSpec: specOf("ours")})
+	wantStatus(t, "create", err, codes.OK, "")
+	if want := []string{"fake:///1", ""}; !slices.Equal(backend.known, want) {
+		t.Errorf("got %q, want %q", backend.known, want)
 	}
 }
 
