@@ -223,19 +223,49 @@ func TestVMThatBecameATemplateIsFoundAndDeleted(t *testing.T) {
 }
 
 func TestVMThatTheUserNoLongerSeesIsNotGone(t *testing.T) {
+	for _, known := range []string{"by its state", "by an earlier call", "by a list"} {
+		t.Run(known, func(t *testing.T) {
+			vcenter := newVCenter(t)
+			ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
+			vm, err := create(b, ctx, id, smallest(), cloudConfig)
+			must(t, err)
+			b = newBackend(settings{}) // another process
+			switch known {
+			case "by its state":
+				ctx = cmi.WithState(ctx, vm.State)
+			case "by an earlier call":
+				found(t, b, ctx, id, smallest())
+			case "by a list":
+				_, err := b.List(ctx, id.Cluster, spec{})
+				must(t, err)
+			}
+			vcenter.hidden = []string{vmType}
+			vcenter.inject("RetrievePropertiesEx", &types.NoPermission{PrivilegeId: "System.View"}, 1)
+			_, err = b.Find(ctx, id, smallest())
+			refusedWith(t, err, codes.PermissionDenied, "the privilege System.View is missing")
+			must(t, b.Delete(ctx, vm))
+			if left, err := b.Find(ctx, id, smallest()); err != nil || len(left) > 0 {
+				t.Errorf("got %v, %v", left, err)
+			}
+		})
+	}
+}
+
+func TestVMInAFolderThatTheUserNoLongerSeesIsNotGone(t *testing.T) {
 	vcenter := newVCenter(t)
 	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
 	vm, err := create(b, ctx, id, smallest(), cloudConfig)
 	must(t, err)
-	ctx = cmi.WithState(ctx, vm.State)
-	vcenter.isBlind = true
-	vcenter.inject("RetrievePropertiesEx", &types.NoPermission{PrivilegeId: "System.View"}, 1)
-	_, err = b.Find(ctx, id, smallest())
-	refusedWith(t, err, codes.PermissionDenied, "the privilege System.View is missing")
-	must(t, b.Delete(ctx, vm))
-	if left, err := b.Find(ctx, id, smallest()); err != nil || len(left) > 0 {
-		t.Errorf("got %v, %v", left, err)
+	vcenter.hidden = []string{vmType, "Folder"}
+	another := newBackend(settings{}) // has never seen the VM
+	_, err = another.Find(cmi.WithProviderID(ctx, vm.ID), id, smallest())
+	refusedWith(t, err, codes.PermissionDenied, "the user does not see the folder /DC0/vm")
+	// The create of a machine without a VM names the invalid field.
+	if none, err := another.Find(ctx, id, smallest()); err != nil || len(none) > 0 {
+		t.Errorf("got %v, %v", none, err)
 	}
+	vcenter.hidden = nil
+	found(t, another, cmi.WithProviderID(ctx, vm.ID), id, smallest())
 }
 
 func TestNamesFitVCenter(t *testing.T) {

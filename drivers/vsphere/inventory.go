@@ -47,7 +47,7 @@ var reference = regexp.MustCompile(`^vm-[0-9]+$`)
 func extraProperty(key string) string { return `config.extraConfig["` + key + `"]` }
 
 // Find returns the VMs of a machine. No VM exists while vCenter has queued its clone task, so a machine without a VM is
-// looked up once more when no such task is left.
+// looked up once more when no such task is left. A machine that had a VM has none only if the user still sees its folder.
 func (b *backend) Find(ctx context.Context, id cmi.Identity, s spec) ([]*cmi.VM, error) {
 	v, err := b.vcenter(ctx)
 	if err != nil {
@@ -55,42 +55,82 @@ func (b *backend) Find(ctx context.Context, id cmi.Identity, s spec) ([]*cmi.VM,
 	}
 	var found []*cmi.VM
 	err = v.do(ctx, func(ctx context.Context, client *vim25.Client) (err error) {
-		if found, err = b.look(ctx, client, id, s); err != nil || len(found) > 0 {
+		if found, err = b.look(ctx, client, v, id, s); err != nil || len(found) > 0 {
 			return err
 		}
 		if err := b.cloned(ctx, client, v, id, s); err != nil {
 			return err
 		}
-		found, err = b.look(ctx, client, id, s)
-		return err
+		if found, err = b.look(ctx, client, v, id, s); err != nil || len(found) > 0 || cmi.ProviderIDOf(ctx) == "" {
+			return err
+		}
+		return b.seesFolder(ctx, client, s)
 	})
 	return found, explain(err, "look up the VM of "+id.Name)
 }
 
 // look returns the VMs that the inventory has.
-func (b *backend) look(ctx context.Context, client *vim25.Client, id cmi.Identity, s spec) ([]*cmi.VM, error) {
-	refs, err := b.search(ctx, client, id, s)
+func (b *backend) look(
+	ctx context.Context, client *vim25.Client, v *vcenter, id cmi.Identity, s spec,
+) ([]*cmi.VM, error) {
+	refs, err := b.search(ctx, client, v, id, s)
 	if err != nil {
 		return nil, err
 	}
-	vms, err := describe(ctx, client, refs, instanceID(id.Cluster, id.Name))
+	instance := instanceID(id.Cluster, id.Name)
+	vms, err := describe(ctx, client, refs, instance)
 	if err != nil {
 		return nil, err
 	}
-	return withoutCopies(slices.DeleteFunc(vms, func(vm *cmi.VM) bool {
+	found := withoutCopies(slices.DeleteFunc(vms, func(vm *cmi.VM) bool {
 		return vm.Name != id.Name || vm.Tags[cmi.ClusterTag] != id.Cluster
-	})), nil
+	}))
+	v.remember(instance, found)
+	return found, nil
+}
+
+// remember keeps the reference of a machine's VM: it finds the VM also when the user may no longer see it.
+func (v *vcenter) remember(instance string, found []*cmi.VM) {
+	v.mutex.Lock()
+	defer v.mutex.Unlock()
+	if len(found) == 0 {
+		delete(v.known, instance)
+		return
+	}
+	v.known[instance] = refOf(found[0])
+}
+
+func (v *vcenter) remembered(instance string) (types.ManagedObjectReference, bool) {
+	v.mutex.Lock()
+	defer v.mutex.Unlock()
+	ref, has := v.known[instance]
+	return ref, has
+}
+
+// seesFolder fails if the user does not see the folder of a machine's VM. vCenter then hides the VM, too.
+func (b *backend) seesFolder(ctx context.Context, client *vim25.Client, s spec) error {
+	where, err := b.placement(s)
+	if err != nil || where.Datacenter == "" {
+		return nil // a failure domain may have been removed since
+	}
+	path := where.path(vmFolder, where.Folder)
+	folder, err := find(ctx, client, path)
+	if err == nil && folder == nil {
+		err = cmi.PermissionDenied("the user does not see the folder %s, so the VM may exist: give the user its rights back, "+
+			"or make the folder again if it was deleted", path)
+	}
+	return err
 }
 
 // search asks vCenter's index for the instance UUID, in all folders, and for the VM's name in its folder. The second one
 // also finds a VM that vCenter is still cloning, and one whose UUID vCenter has changed. vCenter hides a VM that the user
-// may no longer see from both, and not from a call with the reference that an earlier call has left.
+// may no longer see from both, and not from a call with its reference, which an earlier call has left.
 func (b *backend) search(
-	ctx context.Context, client *vim25.Client, id cmi.Identity, s spec,
+	ctx context.Context, client *vim25.Client, v *vcenter, id cmi.Identity, s spec,
 ) ([]types.ManagedObjectReference, error) {
-	index := *client.ServiceContent.SearchIndex
+	index, instance := *client.ServiceContent.SearchIndex, instanceID(id.Cluster, id.Name)
 	byID, err := methods.FindAllByUuid(ctx, client, &types.FindAllByUuid{
-		This: index, Uuid: instanceID(id.Cluster, id.Name), VmSearch: true, InstanceUuid: types.NewBool(true),
+		This: index, Uuid: instance, VmSearch: true, InstanceUuid: types.NewBool(true),
 	})
 	if err != nil {
 		return nil, err
@@ -104,6 +144,9 @@ func (b *backend) search(
 	}
 	if state := cmi.StateOf(ctx); reference.Match(state) {
 		add(types.ManagedObjectReference{Type: vmType, Value: string(state)})
+	}
+	if ref, has := v.remembered(instance); has {
+		add(ref)
 	}
 	// A failure domain may have been removed since: the VM has to be found anyway.
 	where, err := b.placement(s)
@@ -215,7 +258,11 @@ func (b *backend) List(ctx context.Context, cluster string, _ spec) ([]*cmi.VM, 
 		}
 	}
 	v.report(unread)
-	return withoutCopies(vms), nil
+	vms = withoutCopies(vms)
+	for _, vm := range vms {
+		v.remember(instanceID(cluster, vm.Name), []*cmi.VM{vm})
+	}
+	return vms, nil
 }
 
 // report logs VMs that a list leaves out, once for each.

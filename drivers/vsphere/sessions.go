@@ -54,6 +54,8 @@ type vcenter struct {
 	mutex sync.Mutex
 	// unread are the VMs that the last list has left out.
 	unread map[types.ManagedObjectReference]error
+	// known are the VMs of machines by instance UUID.
+	known map[string]types.ManagedObjectReference
 }
 
 // login is a session.
@@ -81,7 +83,10 @@ func (s *sessions) of(found credentials) (*vcenter, error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if s.open[key] == nil {
-		made := &vcenter{credentials: found, all: s, login: make(chan *login, 1), clones: newClones()}
+		made := &vcenter{
+			credentials: found, all: s, login: make(chan *login, 1), clones: newClones(),
+			known: map[string]types.ManagedObjectReference{},
+		}
 		made.login <- nil
 		s.open[key] = made
 	}

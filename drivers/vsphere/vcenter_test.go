@@ -55,8 +55,8 @@ type simulated struct {
 	onCall func(method string)
 	// namesUsers says that clone tasks have their users, as in vCenter. Hooks of the suite are processes of the same user.
 	namesUsers bool
-	// isBlind hides all VMs from searches, as vCenter does from a user without rights on them.
-	isBlind bool
+	// hidden are the types of objects that searches do not find, as those of a user without rights on them in vCenter.
+	hidden []string
 }
 
 func (s *simulated) note(method string) {
@@ -207,14 +207,14 @@ func (i *index) FindByInventoryPath(ctx *simulator.Context, request *types.FindB
 }
 
 func (i *index) FindAllByUuid(ctx *simulator.Context, request *types.FindAllByUuid) soap.HasFault {
-	if i.of.isBlind {
+	if slices.Contains(i.of.hidden, vmType) {
 		return &methods.FindAllByUuidBody{Res: new(types.FindAllByUuidResponse)}
 	}
 	return i.SearchIndex.FindAllByUuid(ctx, request)
 }
 
 func (i *index) hides(found *types.ManagedObjectReference) bool {
-	return i.of.isBlind && found != nil && found.Type == vmType
+	return found != nil && slices.Contains(i.of.hidden, found.Type)
 }
 
 func withoutRoom(ctx *simulator.Context, location types.VirtualMachineRelocateSpec) types.BaseMethodFault {
