@@ -21,11 +21,14 @@
 //!   injected.
 //!
 //! # Help for a driver
-//! [`ProviderSpec::decode`] and [`fields`] read the provider spec, [`MachineKey`] knows the VMs of a machine,
-//! and [`Locks`] keep changes of one machine apart. The crate `cmi-grpc` serves the driver.
+//! A [`Backend`] needs four methods: [`BackendDriver`] makes the calls of a driver of them. A driver that
+//! offers more calls implements [`Driver`]: [`ProviderSpec::decode`] and [`fields`] read the provider spec,
+//! [`MachineKey`] knows the VMs of a machine, and [`Locks`] keep changes of one machine apart. The crate
+//! `cmi-grpc` serves both.
 
 #![deny(missing_docs)]
 
+mod backend;
 mod calls;
 mod capabilities;
 mod catch_panic;
@@ -51,6 +54,7 @@ pub mod tags;
 /// The attribute that an `impl` of [`Driver`] needs.
 pub use async_trait::async_trait;
 
+pub use backend::{Backend, BackendDriver, DecodedClass, Vm};
 pub use capabilities::{Capabilities, DeclaredCapabilities, JsonPointer, ParseJsonPointerError};
 pub use catch_panic::{catch_panic, is_in_call};
 pub use class::{MachineClass, ProviderSpec, SecretValue, Secrets, USER_DATA, USER_DATA_FORMAT};

@@ -12,6 +12,9 @@ pub const ROLE: &str = "kubernetes.io/role";
 /// Tag with the identity of one machine object: a VM with the same name and another value belongs to another
 /// machine.
 pub const MACHINE: &str = "capcmi.io/machine";
+/// Tag with a digest of the provider spec that a VM was made from. A [`BackendDriver`](crate::BackendDriver)
+/// sets it.
+pub const SPEC: &str = "capcmi.io/spec";
 /// Field of the provider spec with the failure domain that a Machine requests.
 pub const FAILURE_DOMAIN: &str = "failureDomain";
 

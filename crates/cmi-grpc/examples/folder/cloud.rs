@@ -1,63 +1,44 @@
 //! The platform: a folder with a file for each VM, in place of the client of yours. The faults are those of
 //! `examples/drivers/hook.py`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, ErrorKind, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use cmi_driver::{
-    Code, ListedMachine, Machine, MachineKey, ProviderId, Readiness, Result, SecretValue, Status, tags,
-};
+use cmi_driver::{Code, Readiness, Result, SecretValue, Status, tags};
 
-use crate::Spec;
+use crate::Size;
 
 /// The folder.
 pub struct Cloud(PathBuf);
 
 /// The content of a file.
-#[derive(Clone, serde::Deserialize, serde::Serialize)]
+#[derive(serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Vm {
+pub struct Instance {
     pub id: String,
     pub machine: String,
-    pub spec: Spec,
+    pub spec: Settings,
+    #[serde(default)]
+    pub is_off: bool,
     #[serde(default)]
     user_data: String,
     #[serde(default)]
     locked: bool,
 }
 
-impl Vm {
-    /// Whether the VM belongs to the machine, and not only has its name.
-    pub fn is_of(&self, key: &MachineKey, asked: Option<&ProviderId>) -> bool {
-        key.owns(&self.spec.tags, &self.id, asked)
-    }
-
-    /// The VM in the terms of the driver contract.
-    pub fn machine(&self) -> Result<Machine> {
-        Ok(Machine::new(self.provider_id()?, self.machine.clone()))
-    }
-
-    /// The VM in a list, with its owner.
-    pub fn listed(&self) -> Result<ListedMachine> {
-        let mut listed = ListedMachine::new(self.provider_id()?, self.machine.clone());
-        listed.cluster_id = self.spec.tags.get(tags::CLUSTER).cloned();
-        listed.machine_id = self.spec.tags.get(tags::MACHINE).cloned();
-        Ok(listed)
-    }
-
-    fn provider_id(&self) -> Result<ProviderId> {
-        let invalid = |error| Status::new(Code::Internal, "a VM has an invalid id").with_source(error);
-        self.id.parse().map_err(invalid)
-    }
-
-    /// The name of the file, which no later VM has.
-    fn file(&self) -> String {
-        format!("vms/{}.json", self.id.trim_start_matches("folder:///"))
-    }
+/// The settings of an instance.
+#[derive(serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Settings {
+    pub vm_pool: String,
+    pub size: Size,
+    pub root_fs_size: u32,
+    pub tags: BTreeMap<String, String>,
 }
 
 impl Cloud {
@@ -82,7 +63,7 @@ impl Cloud {
     }
 
     /// Returns the VMs of a cluster.
-    pub async fn vms(&self, cluster: &str) -> Result<Vec<Vm>> {
+    pub async fn instances(&self, cluster: &str) -> Result<Vec<Instance>> {
         self.request().await?;
         let mut found = Vec::new();
         for entry in fs::read_dir(self.0.join("vms")).map_err(failed)? {
@@ -90,22 +71,20 @@ impl Cloud {
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }
-            let text = match fs::read(path) {
-                Err(error) if error.kind() == ErrorKind::NotFound => continue, // deleted since
-                text => text.map_err(failed)?,
+            let is_of = |instance: &Instance| {
+                instance
+                    .spec
+                    .tags
+                    .get(tags::CLUSTER)
+                    .is_some_and(|tag| tag == cluster)
             };
-            let vm: Vm = serde_json::from_slice(&text)
-                .map_err(io::Error::from)
-                .map_err(failed)?;
-            if vm.spec.tags.get(tags::CLUSTER).is_some_and(|tag| tag == cluster) {
-                found.push(vm);
-            }
+            found.extend(read(&path)?.filter(is_of));
         }
         Ok(found)
     }
 
     /// Makes a VM, with its tags in the same request.
-    pub async fn create(&self, key: &MachineKey, spec: Spec, data: Option<&SecretValue>) -> Result<Vm> {
+    pub async fn create(&self, name: &str, spec: Settings, data: Option<&SecretValue>) -> Result<Instance> {
         self.request().await?;
         if self.has("exhaust") {
             return Err(Status::new(
@@ -113,34 +92,72 @@ impl Cloud {
                 "the folder has no room for a VM",
             ));
         }
-        let vm = Vm {
+        let made = Instance {
             id: format!("folder:///{}", uuid::Uuid::new_v4().simple()),
-            machine: key.name.clone(),
+            machine: name.to_owned(),
             spec,
+            is_off: false,
             user_data: BASE64_STANDARD.encode(data.map_or(&[][..], SecretValue::expose)),
             locked: false,
         };
-        let unfinished = self.0.join(vm.file()).with_extension("unfinished");
-        let text = serde_json::to_vec(&vm).map_err(io::Error::from).map_err(failed)?;
-        fs::write(&unfinished, text).map_err(failed)?;
-        fs::rename(unfinished, self.0.join(vm.file())).map_err(failed)?;
-        self.changed("loseCreate")?;
-        Ok(vm)
+        self.write(&made)?;
+        self.changed()?;
+        self.lose("loseCreate")?;
+        Ok(made)
     }
 
     /// Deletes a VM. One that is gone is no error.
-    pub async fn delete(&self, vm: &Vm) -> Result<()> {
+    pub async fn delete(&self, id: &str) -> Result<()> {
+        if self.unlocked(id).await?.is_none() {
+            return Ok(());
+        }
+        match fs::remove_file(self.file(id)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(error)),
+            _ => {
+                self.changed()?;
+                self.lose("loseDelete")
+            }
+        }
+    }
+
+    /// Stops the guest of a VM.
+    pub async fn stop(&self, id: &str) -> Result<()> {
+        let Some(mut instance) = self.unlocked(id).await? else {
+            return Ok(());
+        };
+        instance.is_off = true;
+        self.write(&instance)?;
+        self.changed()
+    }
+
+    /// Returns a VM that may be changed.
+    async fn unlocked(&self, id: &str) -> Result<Option<Instance>> {
         self.request().await?;
-        if vm.locked {
+        let found = read(&self.file(id))?;
+        if found.as_ref().is_some_and(|instance| instance.locked) {
             return Err(Status::new(
                 Code::FailedPrecondition,
-                format!("VM {} is locked", vm.id),
+                format!("VM {id} is locked"),
             ));
         }
-        match fs::remove_file(self.0.join(vm.file())) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(error)),
-            _ => self.changed("loseDelete"),
-        }
+        Ok(found)
+    }
+
+    /// The file of a VM, which no later VM has.
+    fn file(&self, id: &str) -> PathBuf {
+        self.0
+            .join(format!("vms/{}.json", id.trim_start_matches("folder:///")))
+    }
+
+    /// Puts a file in its place whole.
+    fn write(&self, instance: &Instance) -> Result<()> {
+        let file = self.file(&instance.id);
+        let unfinished = file.with_extension("unfinished");
+        let text = serde_json::to_vec(instance)
+            .map_err(io::Error::from)
+            .map_err(failed)?;
+        fs::write(&unfinished, text).map_err(failed)?;
+        fs::rename(unfinished, file).map_err(failed)
     }
 
     /// Fails or waits, as a request to a platform that has a fault.
@@ -161,23 +178,35 @@ impl Cloud {
         Ok(())
     }
 
-    /// Counts a change, and loses its answer where it should.
-    fn changed(&self, lost: &str) -> Result<()> {
+    /// Counts a change.
+    fn changed(&self) -> Result<()> {
         let changes = fs::File::options()
             .create(true)
             .append(true)
             .open(self.0.join("changes"));
-        changes
-            .and_then(|mut file| file.write_all(b"."))
-            .map_err(failed)?;
-        if fs::remove_file(self.0.join("faults").join(lost)).is_ok() {
-            return Err(Status::new(Code::Unavailable, "the folder's answer was lost"));
+        changes.and_then(|mut file| file.write_all(b".")).map_err(failed)
+    }
+
+    /// Loses an answer where it should.
+    fn lose(&self, fault: &str) -> Result<()> {
+        match fs::remove_file(self.0.join("faults").join(fault)) {
+            Ok(()) => Err(Status::new(Code::Unavailable, "the folder's answer was lost")),
+            Err(_) => Ok(()),
         }
-        Ok(())
     }
 
     fn has(&self, fault: &str) -> bool {
         self.0.join("faults").join(fault).exists()
+    }
+}
+
+/// Reads a file; `None` when its VM was deleted since.
+fn read(file: &Path) -> Result<Option<Instance>> {
+    match fs::read(file) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        text => serde_json::from_slice(&text.map_err(failed)?)
+            .map_err(io::Error::from)
+            .map_err(failed),
     }
 }
 

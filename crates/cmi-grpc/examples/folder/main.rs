@@ -2,21 +2,18 @@
 
 mod cloud;
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use cloud::{Cloud, Vm};
+use cloud::{Cloud, Instance, Settings};
 use cmi_driver::{
-    Capabilities, Code, CreateMachineRequest, DeclaredCapabilities, DeleteMachineRequest,
-    DeleteMachineResponse, Driver, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Locks,
-    Machine, MachineKey, Operation, PluginInfo, Readiness, Result, Status, USER_DATA, async_trait, fields,
-    tags,
+    Backend, BackendDriver, Capabilities, DecodedClass, MachineKey, Operation, PluginInfo, PowerState,
+    Readiness, Result, USER_DATA, Vm, async_trait, fields,
 };
 use cmi_grpc::cli;
 
-/// The fields that users write in `providerSpec`. The provider adds the tags.
-#[derive(Clone, PartialEq, serde::Deserialize, serde::Serialize)]
+/// The fields that users write in `providerSpec`.
+#[derive(serde::Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Spec {
     #[serde(deserialize_with = "fields::not_blank")]
@@ -24,11 +21,9 @@ struct Spec {
     size: Size,
     #[serde(default)]
     root_fs_size: u32,
-    #[serde(default)]
-    tags: BTreeMap<String, String>,
 }
 
-#[derive(Clone, Copy, PartialEq, serde::Deserialize, serde::Serialize)]
+#[derive(Clone, Copy, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 enum Size {
     Small,
@@ -37,86 +32,69 @@ enum Size {
 
 struct Acme {
     cloud: Cloud,
-    locks: Locks,
-}
-
-impl Acme {
-    /// Returns the VMs of this name, whoever owns them.
-    async fn find(&self, key: &MachineKey) -> Result<Vec<Vm>> {
-        let mut found = self.cloud.vms(&key.cluster).await?;
-        found.retain(|vm| vm.machine == key.name);
-        Ok(found)
-    }
 }
 
 #[async_trait]
-impl Driver for Acme {
-    async fn get_plugin_info(&self) -> Result<PluginInfo> {
-        Ok(PluginInfo::new("acme.example.com", "v0.1.0"))
-    }
+impl Backend for Acme {
+    type Spec = Spec;
 
-    async fn get_plugin_capabilities(&self) -> Result<DeclaredCapabilities> {
-        let calls = [Operation::GetMachineStatus, Operation::ListMachines];
-        Ok(Capabilities::minimal().with_calls(calls).into())
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::minimal().with_calls([Operation::ShutDownMachine])
     }
 
     async fn probe(&self) -> Result<Readiness> {
         self.cloud.readiness()
     }
 
-    async fn create_machine(&self, request: CreateMachineRequest) -> Result<Machine> {
-        let spec: Spec = request.machine.class.provider_spec.decode()?;
-        let key = MachineKey::read(&request.machine, &spec.tags)?;
+    fn check(&self, spec: &Spec) -> Result<()> {
         if spec.root_fs_size > 1000 {
             return Err(fields::out_of_range("/rootFsSize", "must be at most 1000 GB"));
         }
-        let _held = self.locks.hold(&key.lock_name()).await?;
-        let found = self.find(&key).await?;
-        let fits = |vm: &Vm| vm.is_of(&key, None) && vm.spec.size == spec.size;
-        match found.as_slice() {
-            [] => {
-                let user_data = request.machine.class.secrets.get(USER_DATA);
-                self.cloud.create(&key, spec, user_data).await?.machine()
-            }
-            [vm] if fits(vm) => vm.machine(),
-            _ => Err(Status::new(Code::AlreadyExists, format!("{key} has another VM"))),
-        }
+        Ok(())
     }
 
-    async fn delete_machine(&self, request: DeleteMachineRequest) -> Result<DeleteMachineResponse> {
-        let spec: Spec = request.machine.class.provider_spec.decode()?;
-        let key = MachineKey::read(&request.machine, &spec.tags)?;
-        let _held = self.locks.hold(&key.lock_name()).await?;
-        let (found, id) = (self.find(&key).await?, request.provider_id.as_ref());
-        for vm in found.iter().filter(|vm| vm.is_of(&key, id)) {
-            self.cloud.delete(vm).await?;
-        }
-        Ok(DeleteMachineResponse::default())
+    async fn list(&self, cluster: &str, _class: &DecodedClass<Spec>) -> Result<Vec<Vm>> {
+        let found = self.cloud.instances(cluster).await?;
+        found.into_iter().map(vm).collect()
     }
 
-    async fn get_machine_status(&self, request: GetMachineStatusRequest) -> Result<Machine> {
-        let spec: Spec = request.machine.class.provider_spec.decode()?;
-        let key = MachineKey::read(&request.machine, &spec.tags)?;
-        let mut found = self.find(&key).await?;
-        found.retain(|vm| vm.is_of(&key, request.provider_id.as_ref()));
-        match found.as_slice() {
-            [] => Err(key.not_found()),
-            [vm] => vm.machine(),
-            several => Err(key.several(several.iter().map(|vm| &*vm.id))),
-        }
+    async fn create(&self, key: &MachineKey, class: &DecodedClass<Spec>) -> Result<Vm> {
+        let settings = Settings {
+            vm_pool: class.spec.vm_pool.clone(),
+            size: class.spec.size,
+            root_fs_size: class.spec.root_fs_size,
+            tags: class.tags.clone(),
+        };
+        let user_data = class.secrets.get(USER_DATA);
+        vm(self.cloud.create(&key.name, settings, user_data).await?)
     }
 
-    async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
-        let spec: Spec = request.class.provider_spec.decode()?;
-        let found = self.cloud.vms(tags::cluster(&spec.tags)?).await?;
-        found.iter().map(Vm::listed).collect()
+    async fn delete(&self, vm: &Vm, _class: &DecodedClass<Spec>) -> Result<()> {
+        self.cloud.delete(vm.id()).await
     }
+
+    async fn stop(&self, vm: &Vm, _class: &DecodedClass<Spec>) -> Result<()> {
+        self.cloud.stop(vm.id()).await
+    }
+}
+
+/// Returns a VM of the platform in the terms of the driver contract.
+fn vm(instance: Instance) -> Result<Vm> {
+    let mut vm = Vm::new(&instance.id, instance.machine, instance.spec.tags)?;
+    let power = if instance.is_off {
+        PowerState::Stopped
+    } else {
+        PowerState::Running
+    };
+    vm.machine.power_state = Some(power);
+    Ok(vm)
 }
 
 fn main() -> ExitCode {
     cli::main("acme", env!("CARGO_PKG_VERSION"), || {
         let folder = std::env::var_os("ACME_FOLDER").unwrap_or_else(|| "vms".into());
-        let (cloud, locks) = (Cloud::open(folder.into())?, Locks::default());
-        Ok::<_, std::io::Error>(Arc::new(Acme { cloud, locks }))
+        let info = PluginInfo::new("acme.example.com", "v0.1.0");
+        let cloud = Cloud::open(folder.into())?;
+        Ok::<_, std::io::Error>(Arc::new(BackendDriver::new(info, Acme { cloud })))
     })
 }
