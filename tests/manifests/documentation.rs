@@ -157,6 +157,46 @@ fn is_test_name(word: &str) -> bool {
     word.chars().all(is_part) && word.matches('_').count() > 2 && !word.starts_with("capcmi_")
 }
 
+/// For example, the functions of the kits that keep the rules of the driver contract.
+#[test]
+fn declarations_that_pages_link_to_exist() -> Result<()> {
+    let mut found = 0;
+    for (path, text) in pages()? {
+        for link in text.split("[`").skip(1) {
+            let Some((name, rest)) = link.split_once("`](") else {
+                continue;
+            };
+            let file = rest.split_once(')').map_or(rest, |(file, _)| file);
+            let is_source = [".go", ".py", ".rs"].iter().any(|end| file.ends_with(end));
+            if !is_source || file.ends_with(name) {
+                continue;
+            }
+            found += 1;
+            let source = path.parent().context("a page has a folder")?.join(file);
+            let source = fs::read_to_string(&source).with_context(|| source.display().to_string())?;
+            ensure!(
+                source
+                    .lines()
+                    .any(|line| declares(line, name.trim_start_matches("cmi."))),
+                "{} says that {file} declares {name}",
+                path.display()
+            );
+        }
+    }
+    ensure!(found > 40, "only {found} declarations are linked");
+    Ok(())
+}
+
+/// Whether a line of Rust, Go or Python declares a function or type of this name.
+fn declares(line: &str, name: &str) -> bool {
+    const KEYWORDS: [&str; 8] = ["fn", "func", "def", "struct", "trait", "enum", "type", "class"];
+    // The receiver of a method in Go.
+    let receiver = line.strip_prefix("func (").and_then(|rest| rest.split_once(')'));
+    let line = receiver.map_or_else(|| line.to_owned(), |(_, rest)| format!("func{rest}"));
+    let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+    words.any(|word| KEYWORDS.contains(&word)) && words.next() == Some(name)
+}
+
 #[test]
 fn files_that_are_named_exist() -> Result<()> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/');
