@@ -116,11 +116,11 @@ test-go: ## Run the tests of the kit for drivers in Go and of the vSphere driver
 	cd sdk/go/mcmbridge && CGO_ENABLED=1 go test -race -short ./...
 	cd drivers/vsphere && go test -short ./...
 
-# A checkout to compare the public API with. Default: the release on crates.io, once there is one.
+# A checkout or a git revision to compare the public API with. Default: the release on crates.io, once there is one.
 SEMVER_BASELINE ?=
 
 .PHONY: test-crates
-test-crates: ## Check that cmi-driver and cmi-grpc can be published: packages, documentation, semantic versions (SEMVER_BASELINE=folder).
+test-crates: ## Check that cmi-driver and cmi-grpc can be published: packages, documentation, semantic versions (SEMVER_BASELINE=folder or revision).
 	CARGO='$(CARGO)' SEMVER_BASELINE='$(SEMVER_BASELINE)' hack/check-crates.sh
 
 TEST_LIBVIRT = CAPCMI_LIBVIRT_TESTS=required MAKEFLAGS= $(CARGO) test -p capcmi-driver-libvirt --locked

@@ -2,7 +2,7 @@
 # Checks the crates that authors of drivers use, as `cargo publish` would release them: each builds from its package alone,
 # every public item is documented, and the version fits the changes since the last release.
 #
-# Environment: CARGO; SEMVER_BASELINE, a checkout to compare with in place of the release on crates.io.
+# Environment: CARGO; SEMVER_BASELINE, a folder or a git revision to compare with in place of the release on crates.io.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,8 +15,10 @@ packages=("${crates[@]/#/--package=}")
 RUSTDOCFLAGS='--deny=warnings' "$cargo" doc --locked --no-deps --all-features "${packages[@]}"
 
 baseline=()
-if [ -n "${SEMVER_BASELINE:-}" ]; then
+if [ -d "${SEMVER_BASELINE:-}" ]; then
   baseline=("--baseline-root=$SEMVER_BASELINE")
+elif [ -n "${SEMVER_BASELINE:-}" ]; then
+  baseline=("--baseline-rev=$SEMVER_BASELINE")
 else
   for crate in "${crates[@]}"; do
     if ! answer=$("$cargo" info --quiet --registry crates-io "$crate" 2>&1); then
