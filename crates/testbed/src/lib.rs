@@ -13,6 +13,7 @@ mod provider;
 mod python;
 mod release;
 mod seeded;
+mod skips;
 pub mod whole_cluster;
 
 pub use self::{
@@ -27,4 +28,5 @@ pub use self::{
     python::{Ec2, Ec2Guest, Python, python_drivers, python_kit},
     release::make_release,
     seeded::{Seed, seeded_guests},
+    skips::{NO_CREDENTIALS, NO_LIST_STATE, NO_MACHINE_TAG, NO_QUOTA, UNIQUE_NAMES, skips_only},
 };

@@ -18,10 +18,10 @@ use futures::future::try_join_all;
 use futures::{StreamExt as _, stream};
 use management_cluster::RunFolder;
 use serde_json::{Value, json};
-use testbed::{Go, GoDriver, go_driver};
+use testbed::{Go, GoDriver, go_driver, skips_only};
 use tokio_util::sync::CancellationToken;
 
-use crate::python::{EVERY_CALL, keeps_the_rules_of_every_call, rules, tested};
+use crate::python::{EVERY_CALL, NOT_OF_A_FOLDER, SKIPS_OF_A_FOLDER, tested};
 use crate::restarted::{self, Restarted};
 
 /// How often the cases about deadlines run: a driver that keeps its deadlines once failed more than half of
@@ -61,19 +61,13 @@ async fn tested_go(only: &[&str]) -> Result<Value> {
 
 #[tokio::test]
 async fn the_driver_in_go_keeps_the_rules_of_every_call() -> Result<()> {
-    keeps_the_rules_of_every_call(&tested_go(&EVERY_CALL).await?)
+    skips_only(&tested_go(&EVERY_CALL).await?, &[], &[])
 }
 
 #[tokio::test]
 #[ignore = "long: a whole run, with a process for each hook"]
 async fn the_go_driver_complies_also_during_outages_and_after_kills() -> Result<()> {
-    let report = tested_go(&[]).await?;
-    ensure!(
-        rules(&report, "passed") > 250,
-        "{} passed",
-        rules(&report, "passed")
-    );
-    Ok(())
+    skips_only(&tested_go(&[]).await?, &NOT_OF_A_FOLDER, &SKIPS_OF_A_FOLDER)
 }
 
 /// DRV-CR-04, PLG-CR-04: grpc-go resets a stream when its deadline passes, before or after its handler has

@@ -20,6 +20,7 @@ mod mutant;
 mod mutants;
 mod python;
 mod python_kit;
+mod recorder;
 mod restart;
 mod restarted;
 mod rust_kit;

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 use management_cluster::RunFolder;
 use serde_json::{Value, json};
-use testbed::{Python, python_drivers};
+use testbed::{NO_CREDENTIALS, NO_LIST_STATE, NO_MACHINE_TAG, NO_QUOTA, Python, python_drivers, skips_only};
 
 use crate::restarted::{self, Restarted};
 
@@ -32,13 +32,19 @@ pub const EVERY_CALL: [&str; 18] = [
     "wire-status",
 ];
 
-/// Fails unless each of [`EVERY_CALL`] that applies to the driver passed.
-pub fn keeps_the_rules_of_every_call(report: &Value) -> Result<()> {
-    let cases = report["cases"].as_array().into_iter().flatten();
-    let passed = cases.filter(|case| case["verdict"] == "passed").count();
-    ensure!(passed + 2 >= EVERY_CALL.len(), "{passed} passed: {report}");
-    Ok(())
-}
+/// The calls that a driver of files in a folder has no use for.
+pub const NOT_OF_A_FOLDER: [&str; 8] = [
+    "InitializeMachine",
+    "UpdateMachine",
+    "RestartMachine",
+    "GetConsole",
+    "ListZones",
+    "DescribeClass",
+    "GetVolumeIDs",
+    "GenerateMachineClassForMigration",
+];
+/// Why a whole run against such a driver skips other cases.
+pub const SKIPS_OF_A_FOLDER: [&str; 4] = [NO_CREDENTIALS, NO_MACHINE_TAG, NO_LIST_STATE, NO_QUOTA];
 
 /// Runs the suite as an author does, and returns its report. A run of all cases must try every rule.
 pub async fn tested(folder: &RunFolder, endpoint: &str, config: &Value, only: &[&str]) -> Result<Value> {
@@ -87,12 +93,6 @@ fn what_failed(printed: &str) -> String {
     lines.join("\n")
 }
 
-/// How many rules with a verdict the report has.
-pub fn rules(report: &Value, verdict: &str) -> usize {
-    let rules = report["rules"].as_array().into_iter().flatten();
-    rules.filter(|rule| rule["verdict"] == verdict).count()
-}
-
 async fn tested_minimal(only: &[&str]) -> Result<Value> {
     let folder = RunFolder::create()?;
     let cloud = folder.path().join("cloud");
@@ -109,19 +109,14 @@ async fn tested_minimal(only: &[&str]) -> Result<Value> {
 
 #[tokio::test]
 async fn the_minimal_driver_in_python_keeps_the_rules_of_every_call() -> Result<()> {
-    keeps_the_rules_of_every_call(&tested_minimal(&EVERY_CALL).await?)
+    skips_only(&tested_minimal(&EVERY_CALL).await?, &["ShutDownMachine"], &[])
 }
 
 #[tokio::test]
 #[ignore = "long: a whole run, with a process for each hook"]
 async fn the_minimal_python_driver_complies_in_outages_and_after_kills() -> Result<()> {
-    let report = tested_minimal(&[]).await?;
-    ensure!(
-        rules(&report, "passed") > 200,
-        "{} passed",
-        rules(&report, "passed")
-    );
-    Ok(())
+    let calls = [&NOT_OF_A_FOLDER[..], &["ShutDownMachine"]].concat();
+    skips_only(&tested_minimal(&[]).await?, &calls, &SKIPS_OF_A_FOLDER)
 }
 
 async fn tested_ec2(only: &[&str]) -> Result<Value> {
@@ -145,17 +140,20 @@ async fn tested_ec2(only: &[&str]) -> Result<Value> {
 
 #[tokio::test]
 async fn the_ec2_driver_in_python_keeps_the_rules_of_every_call() -> Result<()> {
-    keeps_the_rules_of_every_call(&tested_ec2(&EVERY_CALL).await?)
+    skips_only(&tested_ec2(&EVERY_CALL).await?, &[], &[])
 }
 
 #[tokio::test]
 #[ignore = "long: a whole run, with a process for each hook"]
 async fn the_python_ec2_driver_complies_also_in_outages_and_after_kills() -> Result<()> {
-    let report = tested_ec2(&[]).await?;
-    ensure!(
-        rules(&report, "passed") > 250,
-        "{} passed",
-        rules(&report, "passed")
-    );
-    Ok(())
+    let calls = ["RestartMachine", "GetConsole", "GenerateMachineClassForMigration"];
+    let reasons = [
+        NO_LIST_STATE,
+        NO_QUOTA,
+        // A full zone ends a create, and its repeat tries the next zone. The driver's own tests have one.
+        "the configuration has no `fullFailureDomain`",
+        // The id is in the PersistentVolume.
+        "GetVolumeIDs needs no back end here",
+    ];
+    skips_only(&tested_ec2(&[]).await?, &calls, &reasons)
 }
