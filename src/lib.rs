@@ -9,7 +9,7 @@
 pub mod api; // the objects, the identity of a machine, the meaning of a driver's codes
 pub mod telemetry; // metrics and logs
 
-pub mod admission; // the policies that guard identities, and all other manifests
+pub mod admission; // the policies that guard identities
 pub mod apiserver; // reads and writes at the API server, leadership
 pub mod driver; // a configured driver, and the rules for its calls
 pub mod in_place; // updates of VMs that exist

@@ -22,7 +22,7 @@ pub const ELECTED: &[&str] = &[
 
 /// Starts a management cluster without Cluster API's core, and installs the shipped manifests.
 pub async fn management_cluster() -> Result<ManagementCluster> {
-    let manifests = capcmi::admission::manifests::stream(&capcmi::admission::manifests::Part::ALL)?;
+    let manifests = capcmi_manifests::stream(&capcmi_manifests::Part::ALL)?;
     ManagementCluster::builder()
         .core(false)
         .manifests(&manifests)

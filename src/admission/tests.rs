@@ -14,7 +14,7 @@ use super::*;
 use crate::api::annotations;
 
 fn expected() -> Vec<Expected> {
-    let policies = manifests::policies().unwrap();
+    let policies = policies::all();
     of_version("1.0.0", policies)
 }
 
@@ -42,7 +42,7 @@ fn one(name: &str, binding: bool) -> Expected {
 #[test]
 fn every_policy_has_a_binding_and_what_guards_identities_is_among_them() {
     let all = expected();
-    assert_eq!(all.len(), manifests::policies().unwrap().len());
+    assert_eq!(all.len(), policies::all().len());
     for policy in all.iter().filter(|expected| !expected.is_binding()) {
         assert!(
             all.iter()
@@ -103,7 +103,7 @@ fn a_narrowed_policy_differs_from_the_expected_one() {
 /// The policies of three versions; each refuses more than the version before.
 fn versions() -> [Expected; 3] {
     ["0.9.0", "1.0.0", "1.1.0-rc.1"].map(|version| {
-        let mut policies = manifests::policies().unwrap();
+        let mut policies = policies::all();
         for policy in &mut policies {
             policy["spec"]["of"] = json!(version);
         }
@@ -342,7 +342,7 @@ async fn a_standby_replica_writes_no_policy_and_accepts_any_version() {
     );
     assert_eq!((first.epoch(), *server.written.lock().unwrap()), (None, 0));
 
-    let mut policies = manifests::policies().unwrap();
+    let mut policies = policies::all();
     for policy in &mut policies {
         policy["spec"]["of"] = json!("another version");
     }

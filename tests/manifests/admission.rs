@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use capcmi::{
-    admission::manifests::{self, Part},
-    admission::{AdmissionPolicies, Enforcement, UNCONFIRMED},
+    admission::{AdmissionPolicies, Enforcement, UNCONFIRMED, policies},
     telemetry::metrics::Metrics,
 };
+use capcmi_manifests::{self as manifests, Part};
 use kube::{
     Api, Client, Config, ResourceExt,
     api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams},
@@ -60,7 +60,7 @@ fn of(client: &Client, kind: &str) -> Api<DynamicObject> {
 /// Name, UID and resource version of every policy and binding of the provider.
 async fn versions(client: &Client) -> Result<Vec<String>> {
     let mut versions = Vec::new();
-    for object in manifests::policies()? {
+    for object in policies::all() {
         let kind = object["kind"].as_str().context("a kind")?;
         let name = object["metadata"]["name"].as_str().context("a name")?;
         let found = of(client, kind).get(name).await?;
@@ -93,7 +93,7 @@ async fn the_provider_can_install_its_own_policies_and_change_no_others() -> Res
     let first = policies(&client);
     in_force(&first.enforcement_since(Instant::now()).await)?;
     let installed = versions(&admin).await?;
-    for object in manifests::policies()? {
+    for object in policies::all() {
         let kind = object["kind"].as_str().context("a kind")?;
         let name = object["metadata"]["name"].as_str().context("a name")?;
         let found = of(&admin, kind).get(name).await?;
@@ -138,7 +138,7 @@ async fn the_provider_can_install_its_own_policies_and_change_no_others() -> Res
     );
 
     // By name alone, also where they are made.
-    let mut other = manifests::policies()?.remove(0);
+    let mut other = policies::all().remove(0);
     other["metadata"]["name"] = json!("another");
     let params = PatchParams::apply("tests").force();
     let message = refusal(
@@ -214,7 +214,7 @@ async fn unguarded_identities_are_not_trusted_until_they_are_confirmed() -> Resu
         .patch(name, &PatchParams::default(), &void)
         .await?;
     unconfirmed(&policies(&client).enforcement_since(Instant::now()).await)?;
-    let expected = manifests::policies()?
+    let expected = policies::all()
         .into_iter()
         .find(|object| object["metadata"]["name"] == name)
         .context("the policy")?;
@@ -227,13 +227,13 @@ async fn unguarded_identities_are_not_trusted_until_they_are_confirmed() -> Resu
 }
 
 /// The policies of an older version, which refuse less than those of this one, and with a policy less.
-fn older_policies() -> Result<Vec<Value>> {
-    let mut policies = manifests::policies()?;
+fn older_policies() -> Vec<Value> {
+    let mut policies = policies::all();
     policies.retain(|object| object["metadata"]["name"] != "capcmi-finalizer");
     for policy in policies.iter_mut().filter(|object| object["kind"] == POLICY) {
         policy["spec"]["validations"][0]["message"] = json!("refused by an older version");
     }
-    Ok(policies)
+    policies
 }
 
 #[tokio::test]
@@ -241,7 +241,7 @@ async fn the_newer_policies_stay_in_force_beside_an_older_provider() -> Result<(
     let cluster = unguarded().await?;
     let (admin, client) = (cluster.admin_client().await?, provider(&cluster).await?);
     let older = || -> Result<AdmissionPolicies> {
-        Ok(policies(&client).of_version(&"0.0.1".parse()?, older_policies()?))
+        Ok(policies(&client).of_version(&"0.0.1".parse()?, older_policies()))
     };
     let (old, new) = (older()?, policies(&client));
     in_force(&old.enforcement_since(Instant::now()).await)?;

@@ -4,10 +4,8 @@
 use std::{fmt::Debug, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
-use capcmi::{
-    admission::manifests,
-    api::{GROUP, MACHINE_FINALIZER, VERSION},
-};
+use capcmi::api::{GROUP, MACHINE_FINALIZER, VERSION};
+use capcmi_manifests as manifests;
 use kube::{
     Api, Client, Config,
     api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},

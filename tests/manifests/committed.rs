@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fs};
 
 use anyhow::{Context, Result};
-use capcmi::admission::manifests::Part;
+use capcmi_manifests::Part;
 
 use crate::objects::{parse, repository};
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use capcmi::admission::manifests::rbac::METRICS_PATHS;
+use capcmi_manifests::rbac::METRICS_PATHS;
 use serde_json::{Value, json};
 
 use crate::api_server::would_take;

@@ -4,10 +4,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use capcmi::{
-    admission::manifests,
-    api::{GROUP, VERSION},
-};
+use capcmi::api::{GROUP, VERSION};
+use capcmi_manifests as manifests;
 use kube::{
     Api,
     api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams},

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::process::ExitStatus;
 
 use anyhow::{Context, Result, ensure};
-use capcmi::admission::manifests::{Part, stream};
+use capcmi_manifests::{Part, stream};
 use cmi_driver::Operation;
 use cmi_simulated::Phase;
 use k8s_openapi::api::coordination::v1::Lease;

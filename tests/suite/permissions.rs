@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
-use capcmi::admission::manifests::{
-    self,
+use capcmi::api::identity;
+use capcmi_manifests::{
+    self as manifests,
     rbac::{self, Rule},
 };
-use capcmi::api::identity;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
 use management_cluster::{AGGREGATED_ROLE, ManagementCluster, eventually};
 use serde_json::{Value, json};

@@ -2,8 +2,8 @@
 //! restarts, and `moving` a move.
 
 use anyhow::{Result, ensure};
-use capcmi::admission::manifests::{self, Part};
 use capcmi::api::v1alpha1::InfraMachineRemediation;
+use capcmi_manifests::{self as manifests, Part};
 use cmi_driver::Operation;
 use cmi_simulated::Vm;
 use jiff::Timestamp;

@@ -2,9 +2,9 @@
 //! case replaces the kubelet and the attach-detach controller: it ends pods and detaches volumes.
 
 use anyhow::{Result, ensure};
-use capcmi::admission::manifests::{self, Part};
 use capcmi::api::annotations;
 use capcmi::api::conditions::{VOLUMES_DRAINED, reason};
+use capcmi_manifests::{self as manifests, Part};
 use cmi_driver::Operation;
 use cmi_simulated::Phase;
 use k8s_openapi::api::core::v1::{Node, Pod};

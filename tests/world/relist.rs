@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use capcmi::admission::manifests::rbac;
+use capcmi_manifests::rbac;
 use fake_apiserver::{Call, Fate, Recorded};
 use http::Method;
 use serde_json::json;

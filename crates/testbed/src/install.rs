@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use capcmi::admission::as_installed;
-use capcmi::admission::manifests::{Part, stream};
+use capcmi_manifests::{Part, stream};
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use management_cluster::{AGGREGATED_ROLE, ManagementCluster, eventually};
 

@@ -3,8 +3,8 @@
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-use capcmi::admission::manifests;
 use capcmi::api::v1alpha1::SPEC_CHANGES;
+use capcmi_manifests as manifests;
 
 /// The place in a template below which the fields are those of another kind.
 const TEMPLATED: &str = "spec.template";

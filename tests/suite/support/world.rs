@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use capcmi::admission::manifests;
+use capcmi_manifests as manifests;
 use cmi_simulated::{Clock, WallClock};
 use kube::Client;
 use kube::api::DynamicObject;

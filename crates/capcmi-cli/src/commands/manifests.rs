@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use capcmi::admission::manifests::{Part, stream};
+use capcmi_manifests::{Part, stream};
 
 /// Prints the objects to install beside the provider, ready for `kubectl apply --server-side -f -`.
 #[derive(Clone, Debug, Default, clap::Args)]

@@ -89,11 +89,11 @@ fn a_definition_can_be_found_and_read_by_cluster_api() {
         assert_eq!(plural, format!("{}s", kind.to_lowercase()));
         assert_eq!(
             definition["metadata"]["name"],
-            format!("{plural}.{}", crate::api::GROUP)
+            format!("{plural}.{}", capcmi::api::GROUP)
         );
         assert_eq!(
             definition["metadata"]["labels"]["cluster.x-k8s.io/v1beta2"],
-            crate::api::VERSION
+            capcmi::api::VERSION
         );
         assert_eq!(definition["spec"]["scope"], "Namespaced");
         // clusterctl moves a definition that it did not install only with this label.

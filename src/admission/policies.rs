@@ -3,7 +3,6 @@
 
 use serde_json::{Value, json};
 
-use super::{Error, File, NAME_PREFIX, PROVIDER, PROVIDER_LABEL, rbac, yaml};
 use crate::api::annotations::{self, DELETE_FOR_MOVE, RESERVED_ANNOTATIONS};
 use crate::api::labels::CLUSTER_NAME;
 use crate::api::{ADDRESS_CLAIM_FINALIZER, GROUP, MACHINE_FINALIZER, VERSION, ipam};
@@ -12,47 +11,42 @@ use crate::api::{ADDRESS_CLAIM_FINALIZER, GROUP, MACHINE_FINALIZER, VERSION, ipa
 /// what would change.
 const TOPOLOGY_DRY_RUN: &str = "topology.cluster.x-k8s.io/dry-run";
 
-/// Every file of `config/policy` but the kustomization.
-pub(super) fn files() -> Result<Vec<File>, Error> {
-    Ok(vec![
-        File::new(
-            "templates.yaml",
-            &policy(
-                "templates",
-                &["inframachinetemplates", "infraclustertemplates"],
-                &templates(),
-            )?,
-        ),
-        File::new(
-            "reserved_annotations.yaml",
-            &policy(
-                "reserved-annotations",
-                &["inframachines", "infraclusters"],
-                &reserved_annotations(),
-            )?,
-        ),
-        File::new(
-            "provider_id.yaml",
-            &policy("provider-id", &["inframachines"], &provider_id())?,
-        ),
-        File::new(
-            "finalizer.yaml",
-            &policy("finalizer", &["inframachines"], &finalizer())?,
-        ),
-        File::new("secrets.yaml", &secrets()?),
-        File::new("address_claims.yaml", &address_claims()?),
-    ])
+/// Prefix of the names of all objects that are installed.
+pub const NAME_PREFIX: &str = "capcmi-";
+/// Label of the objects of a provider, for clusterctl.
+pub const PROVIDER_LABEL: &str = "cluster.x-k8s.io/provider";
+/// Value of [`PROVIDER_LABEL`].
+pub const PROVIDER: &str = "infrastructure-capcmi-cmi";
+/// The virtual subresource of InfraMachines that stands for writing identities: the identity annotations and
+/// the providerID. Only the admission policies check it.
+pub const IDENTITY: &str = "identity";
+
+/// Returns each policy with its binding, by name without the prefix.
+pub fn by_name() -> Vec<(&'static str, [Value; 2])> {
+    let machines = &["inframachines"];
+    let templates = policy(
+        "templates",
+        &["inframachinetemplates", "infraclustertemplates"],
+        &templates(),
+    );
+    let reserved_annotations = policy(
+        "reserved-annotations",
+        &["inframachines", "infraclusters"],
+        &reserved_annotations(),
+    );
+    vec![
+        ("templates", templates),
+        ("reserved-annotations", reserved_annotations),
+        ("provider-id", policy("provider-id", machines, &provider_id())),
+        ("finalizer", policy("finalizer", machines, &finalizer())),
+        ("secrets", secrets()),
+        ("address-claims", address_claims()),
+    ]
 }
 
-/// Every policy and binding, each as an object.
-pub(super) fn objects() -> Result<Vec<Value>, Error> {
-    let mut objects = Vec::new();
-    for file in files()? {
-        for document in file.text.split("---\n") {
-            objects.push(serde_saphyr::from_str(document)?);
-        }
-    }
-    Ok(objects)
+/// Returns every policy and binding, each as an object.
+pub fn all() -> Vec<Value> {
+    by_name().into_iter().flat_map(|(_, objects)| objects).collect()
 }
 
 /// Variables and validations of a policy.
@@ -209,7 +203,7 @@ fn finalizer() -> PolicySpec {
 ///
 /// It guards no identity and fails open. If it failed closed, no Secret of the management cluster could be
 /// deleted while the definition of InfraMachines is missing.
-fn secrets() -> Result<[String; 2], Error> {
+fn secrets() -> [Value; 2] {
     let record = annotations::VM_RECORD;
     let spec = json!({
         "failurePolicy": "Ignore",
@@ -250,7 +244,7 @@ fn secrets() -> Result<[String; 2], Error> {
 /// the VM is gone. A deletion of the namespace or, in the foreground, of an owner is repeated until then.
 ///
 /// It guards no identity and fails open, as does [`secrets`].
-fn address_claims() -> Result<[String; 2], Error> {
+fn address_claims() -> [Value; 2] {
     let spec = json!({
         "failurePolicy": "Ignore",
         "matchConstraints": {
@@ -281,16 +275,15 @@ fn address_claims() -> Result<[String; 2], Error> {
 /// check has no namespace, and grants of a RoleBinding do not count, not even with a wildcard.
 fn may_identify() -> String {
     format!(
-        "authorizer.group('{GROUP}').resource('inframachines').subresource('{}').check('update').allowed()",
-        rbac::IDENTITY
+        "authorizer.group('{GROUP}').resource('inframachines').subresource('{IDENTITY}').check('update').\
+         allowed()"
     )
 }
 
 fn who_may_identify(what: &str) -> String {
     format!(
-        "only the provider and users that may update inframachines/{} of {GROUP} in the whole cluster may \
-         {what}",
-        rbac::IDENTITY
+        "only the provider and users that may update inframachines/{IDENTITY} of {GROUP} in the whole \
+         cluster may {what}"
     )
 }
 
@@ -309,7 +302,7 @@ fn quoted_list(start: &str, list: &str, end: &str) -> String {
 }
 
 /// A policy for objects of this provider, and its binding. Both fail closed.
-fn policy(name: &str, resources: &[&str], rules: &PolicySpec) -> Result<[String; 2], Error> {
+fn policy(name: &str, resources: &[&str], rules: &PolicySpec) -> [Value; 2] {
     let spec = json!({
         "failurePolicy": "Fail",
         "matchConstraints": {
@@ -329,7 +322,7 @@ fn policy(name: &str, resources: &[&str], rules: &PolicySpec) -> Result<[String;
 }
 
 /// A policy and its binding, with the parameters if it has any.
-fn documents(name: &str, spec: &Value, params: Option<Value>) -> Result<[String; 2], Error> {
+fn documents(name: &str, spec: &Value, params: Option<Value>) -> [Value; 2] {
     let name = format!("{NAME_PREFIX}{name}");
     let metadata = json!({"name": name, "labels": {PROVIDER_LABEL: PROVIDER}});
     let policy = json!({
@@ -347,5 +340,5 @@ fn documents(name: &str, spec: &Value, params: Option<Value>) -> Result<[String;
     if let Some(params) = params {
         binding["spec"]["paramRef"] = params;
     }
-    Ok([yaml::document(&policy)?, yaml::document(&binding)?])
+    [policy, binding]
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use capcmi::admission::policies;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -177,7 +178,7 @@ fn role(kind: &str, name: &str, aggregate_to: Option<&str>, rules: &[Rule]) -> R
 
 /// [`rbac::ADMISSION`] for the policies of this installation alone.
 fn admission_role() -> Result<String, Error> {
-    let mut names: Vec<String> = super::policies()?
+    let mut names: Vec<String> = policies::all()
         .iter()
         .filter_map(|object| object["metadata"]["name"].as_str().map(str::to_owned))
         .collect();

@@ -3,7 +3,8 @@
 //! The provider's rules are the verbs that it uses and nothing else: a test can compare the verbs in an audit
 //! log with [`PROVIDER`], [`SECRETS`] and [`LEADER_ELECTION`].
 
-use crate::api::{GROUP, cluster_api, ipam};
+pub use capcmi::admission::policies::IDENTITY;
+use capcmi::api::{GROUP, cluster_api, ipam};
 
 /// A group of verbs that is granted for a group of resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,10 +18,6 @@ pub struct Rule {
     /// What breaks without it.
     pub why: &'static str,
 }
-
-/// The virtual subresource of InfraMachines that stands for writing identities: the identity annotations and
-/// the providerID. Only the admission policies check it.
-pub const IDENTITY: &str = "identity";
 
 const READ: &[&str] = &["get", "list", "watch"];
 /// The verbs that a cache needs.
@@ -135,7 +132,8 @@ pub const LEADER_ELECTION: &[Rule] = &[Rule {
     why: "Leader election.",
 }];
 
-/// The provider, only for the admission policies of this installation: see [`mod@super::policies`].
+/// The provider, only for the admission policies of this installation: see
+/// [`mod@capcmi::admission::policies`].
 pub const ADMISSION: &[Rule] = &[Rule {
     group: "admissionregistration.k8s.io",
     resources: &["validatingadmissionpolicies", "validatingadmissionpolicybindings"],

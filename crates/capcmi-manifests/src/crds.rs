@@ -1,10 +1,10 @@
-//! CustomResourceDefinitions from the types in [`crate::api`].
+//! CustomResourceDefinitions from the types in [`capcmi::api`].
 
 use kube::CustomResourceExt;
 use serde_json::Value;
 
 use super::{Error, File, normalize, yaml};
-use crate::api::v1alpha1::{
+use capcmi::api::v1alpha1::{
     InfraCluster, InfraClusterTemplate, InfraMachine, InfraMachineRemediation,
     InfraMachineRemediationTemplate, InfraMachineTemplate,
 };
@@ -23,7 +23,7 @@ pub(super) fn files() -> Result<Vec<File>, Error> {
 /// The definitions of all kinds.
 ///
 /// # Errors
-/// When a definition can't be written as JSON, which would be a defect of this module.
+/// When a definition can't be written as JSON, which would be a defect of this crate.
 pub fn definitions() -> Result<Vec<Value>, Error> {
     let derived = [
         serde_json::to_value(InfraMachine::crd())?,
