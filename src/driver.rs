@@ -8,7 +8,6 @@ mod breaker;
 mod bucket;
 mod capability_cache;
 pub mod credentials;
-mod debounce;
 mod driver_client;
 mod guard;
 mod limits;
@@ -43,7 +42,6 @@ pub use registry::{ConfiguredDrivers, DuplicateName, ResolveError};
 pub use state::{DriverState, KnownDriver};
 pub use waker::Waker;
 
-use breaker::CredentialsKey;
 use capability_cache::CapabilityCache;
 use driver_client::DriverClient;
 use guard::GuardedDriver;
@@ -91,7 +89,6 @@ pub struct ConfiguredDriver {
     driver: GuardedDriver,
     capabilities: Arc<CapabilityCache>,
     prober: Arc<Prober>,
-    stable_reachability: watch::Sender<StableReachability>,
     permits: Arc<Permits>,
     vm_locks: VmLocks,
     credentials: Option<CredentialsDirectory>,
@@ -150,7 +147,6 @@ impl ConfiguredDriver {
             driver,
             capabilities,
             prober,
-            stable_reachability: watch::Sender::new(StableReachability::Unsettled),
             permits,
             vm_locks: VmLocks::default(),
             credentials: settings.credentials,
@@ -276,7 +272,7 @@ impl ConfiguredDriver {
             is_current: self.capabilities.is_current(&declared),
             create_given_up_after: self.create_given_up_after,
             create_settle_time: self.create_settle_time(&declared.capabilities),
-            reachability: self.stable_reachability.borrow().clone(),
+            reachability: self.stable_reachability().borrow().clone(),
             capabilities: declared.capabilities,
         })
     }
@@ -305,13 +301,7 @@ impl ConfiguredDriver {
 
     /// Watches whether the driver is reachable, debounced: only an outage that lasts is a change.
     pub fn stable_reachability(&self) -> watch::Receiver<StableReachability> {
-        self.stable_reachability.subscribe()
-    }
-
-    /// Keeps [`ConfiguredDriver::stable_reachability`] up to date forever. The probes have to agree for the
-    /// whole grace period.
-    pub async fn debounce_reachability(&self, grace: Duration) {
-        debounce::debounce(self.reachability(), &self.stable_reachability, grace).await;
+        self.prober.stable_reachability()
     }
 
     /// Which driver answers, as a number that counts from 1 for a driver outside of this process; see
@@ -321,9 +311,10 @@ impl ConfiguredDriver {
     }
 
     /// Probes the driver forever, once this replica leads, and fetches its capabilities when it comes back.
-    /// [`ConfiguredDriver::reachability`] changes while this future is polled.
-    pub async fn run(&self) {
-        tokio::join!(self.prober.run(), self.keep_waking());
+    /// [`ConfiguredDriver::reachability`] changes while this future is polled. For
+    /// [`ConfiguredDriver::stable_reachability`], the probes have to agree for the whole grace period.
+    pub async fn run(&self, grace: Duration) {
+        tokio::join!(self.prober.run(grace), self.keep_waking());
     }
 
     /// Wakes machines that may find capacity or a permit, and machines that have to publish their wait.
@@ -369,7 +360,8 @@ impl<'a> Permit<'a> {
     }
 
     /// Admits `key` to a create of this class if there may be capacity. Otherwise queues it, and `waker` runs
-    /// when there may be capacity. The caller records the answer to the create. Makes no call.
+    /// when there may be capacity. The caller records the answer to the create, and `waker` runs in the same
+    /// way if there was none. Makes no call.
     pub fn admit_create_or_wait(
         &self,
         class: &MachineClass,
@@ -382,16 +374,9 @@ impl<'a> Permit<'a> {
         driver.breakers().begin_or_wait(class, key, requested, waker)
     }
 
-    /// Runs `waker` when there may be capacity for a create of this class that was refused.
-    pub fn await_capacity(&self, class: &MachineClass, key: &str, waker: Waker) {
-        let driver = &self.driver.driver;
-        driver.breakers().wait(&driver.key(class), key, waker);
-    }
-
     /// Records that a VM with these credentials is gone: there may be capacity for others.
     pub fn on_vm_deleted(&self, secrets: &Secrets) {
-        let credentials = CredentialsKey::of(secrets);
-        self.driver.driver.breakers().on_freed(&credentials);
+        self.driver.driver.breakers().on_freed(breaker::account(secrets));
     }
 
     /// Whether `key`, which holds this permit, may use it to create a VM: the permit was acquired for a

@@ -196,8 +196,9 @@ impl Running {
                 RuntimeExtension::InProcess(taker) => drop(taker.send(router)),
             }
         }
+        let grace = context.options.driver_unreachable_grace;
         for driver in context.drivers.iter().map(Arc::clone) {
-            services.spawn("a driver's probe", async move { driver.run().await });
+            services.spawn("a driver's probe", async move { driver.run(grace).await });
         }
         // No other request uses the connections of the lease.
         let lease_client = own_client()?;

@@ -94,8 +94,8 @@ pub enum Disposition {
     Retry,
     /// The VM exists; initialize it, after an exponential back-off when that has just failed.
     Initialize,
-    /// Wait long; after a create or an initialization, let no other machine create from the same class with
-    /// the same credentials meanwhile.
+    /// Wait long; after a create, let no other machine create from the same class with the same credentials
+    /// meanwhile.
     AwaitCapacity,
     /// Wait long, or until spec or annotations change: an operator has to act. Secrets are not watched.
     NeedsIntervention,

@@ -14,7 +14,6 @@
 //! A new process has closed breakers. The machines that waited retry, as many at a time as there are permits,
 //! until the first answer opens the breaker again.
 
-mod key;
 #[cfg(test)]
 mod tests;
 
@@ -25,11 +24,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-pub(super) use self::key::{ClassKey, CredentialsKey};
 use super::waker::Waker;
+use crate::api::fingerprint;
 use crate::api::retry::{LONG_WAIT, backoff, requested_delay};
 use crate::telemetry::metrics::BreakerCount;
-use cmi_driver::{Code, Status};
+use cmi_driver::{Code, JsonPointer, MachineClass, Secrets, Status, USER_DATA, USER_DATA_FORMAT, tags};
 
 /// Why a create of a machine waits.
 pub const CREATES_SUSPENDED: &str =
@@ -37,6 +36,13 @@ pub const CREATES_SUSPENDED: &str =
 
 /// How long an idle breaker is kept, as the last machine that it woke may still be on its way.
 const KEPT_IDLE: Duration = Duration::from_secs(10);
+
+/// A class of VMs that share a quota: a provider spec without the machine's identity, and the account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct ClassKey {
+    spec: u64,
+    account: u64,
+}
 
 /// The breakers of one driver, of the classes with creates or waiting machines.
 #[derive(Debug, Default)]
@@ -49,16 +55,10 @@ pub struct Breakers {
 pub struct Attempt<'a> {
     breakers: &'a Breakers,
     key: ClassKey,
-    answer: Answer,
-}
-
-/// What a create reveals about capacity.
-#[derive(Clone, Copy, Debug)]
-enum Answer {
-    Created,
-    /// With the time that the driver asks to wait.
-    Exhausted(Option<Duration>),
-    Inconclusive,
+    /// An error is that of exhausted capacity, with the time that the driver asks to wait.
+    answer: Option<Result<(), Option<Duration>>>,
+    /// The machine, which waits again if it finds no capacity.
+    machine: Option<(Arc<str>, Waker)>,
 }
 
 /// The circuit breaker of a class. The wakers that it returns have to run without the lock.
@@ -79,6 +79,27 @@ struct Circuit {
     waiting: VecDeque<(Arc<str>, Waker)>,
 }
 
+/// Returns the account that credentials belong to, as a hash. Bootstrap data says nothing about it.
+pub(super) fn account(secrets: &Secrets) -> u64 {
+    let is_bootstrap = |key: &str| [USER_DATA, USER_DATA_FORMAT].contains(&key);
+    let own = secrets.iter().filter(|(key, _)| !is_bootstrap(key));
+    let own: Vec<_> = own.map(|(key, value)| (key, value.expose())).collect();
+    fingerprint(own)
+}
+
+impl ClassKey {
+    /// Returns the key of a class. The machine's identity is below `tag_path` in the provider spec.
+    pub(super) fn of(class: &MachineClass, tag_path: &JsonPointer) -> Self {
+        let mut spec = class.provider_spec.clone();
+        spec.remove_tags(tag_path, &tags::RESERVED);
+        spec.remove_static_addresses();
+        Self {
+            spec: fingerprint(&spec.0),
+            account: account(&class.secrets),
+        }
+    }
+}
+
 impl Breakers {
     /// Lets a create of this class through if the breaker allows one. Otherwise queues `uid`, and `waker`
     /// runs when there may be capacity. `requested` is whether an operator requests an attempt.
@@ -91,44 +112,22 @@ impl Breakers {
     ) -> Option<Attempt<'_>> {
         let now = Instant::now();
         let mut circuits = self.by_class.lock();
-        let circuit = circuits
-            .entry(key.clone())
-            .or_insert_with(|| Circuit::closed(now));
+        let circuit = circuits.entry(key).or_insert_with(|| Circuit::closed(now));
         if !circuit.begin(uid, requested, now) {
-            circuit.wait(uid, waker);
+            circuit.wait(uid.into(), waker);
             return None;
         }
         Some(Attempt {
             breakers: self,
             key,
-            answer: Answer::Inconclusive,
+            answer: None,
+            machine: Some((uid.into(), waker)),
         })
-    }
-
-    /// Queues `uid` until there may be capacity; `waker` runs then.
-    pub(super) fn wait(&self, key: &ClassKey, uid: &str, waker: Waker) {
-        if let Some(circuit) = self.by_class.lock().get_mut(key) {
-            return circuit.wait(uid, waker);
-        }
-        // There is capacity already.
-        waker.wake();
     }
 
     pub(super) fn forget(&self, uid: &str) {
         for circuit in self.by_class.lock().values_mut() {
             circuit.forget(uid);
-        }
-    }
-
-    /// Counts an initialization that failed because capacity is exhausted.
-    pub(super) fn record_failure(&self, key: &ClassKey, status: &Status) {
-        if status.code() == Code::ResourceExhausted {
-            let now = Instant::now();
-            let mut circuits = self.by_class.lock();
-            let circuit = circuits
-                .entry(key.clone())
-                .or_insert_with(|| Circuit::closed(now));
-            circuit.on_exhausted(requested_delay(status), now);
         }
     }
 
@@ -146,11 +145,11 @@ impl Breakers {
         count
     }
 
-    /// Records that a VM with these credentials is gone: each class with these credentials may have capacity.
-    pub(super) fn on_freed(&self, credentials: &CredentialsKey) {
+    /// Records that a VM of this account is gone: each class of the account may have capacity.
+    pub(super) fn on_freed(&self, account: u64) {
         let now = Instant::now();
         for (key, circuit) in self.by_class.lock().iter_mut() {
-            if key.credentials == *credentials {
+            if key.account == account {
                 circuit.on_capacity_hint(now);
             }
         }
@@ -172,11 +171,9 @@ impl Attempt<'_> {
     /// Records the driver's answer. Errors other than exhausted capacity are inconclusive.
     pub fn record<T>(mut self, answer: &Result<T, Status>) {
         self.answer = match answer {
-            Ok(_) => Answer::Created,
-            Err(status) if status.code() == Code::ResourceExhausted => {
-                Answer::Exhausted(requested_delay(status))
-            }
-            Err(_) => Answer::Inconclusive,
+            Ok(_) => Some(Ok(())),
+            Err(status) if status.code() == Code::ResourceExhausted => Some(Err(requested_delay(status))),
+            Err(_) => None,
         };
     }
 }
@@ -184,7 +181,7 @@ impl Attempt<'_> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if let Some(circuit) = self.breakers.by_class.lock().get_mut(&self.key) {
-            circuit.end(self.answer, Instant::now());
+            circuit.end(self.answer.take(), self.machine.take(), Instant::now());
         }
     }
 }
@@ -219,10 +216,10 @@ impl Circuit {
     }
 
     /// Queues a machine. A machine that waits already keeps its place.
-    fn wait(&mut self, uid: &str, waker: Waker) {
-        match self.waiting.iter_mut().find(|(waiting, _)| **waiting == *uid) {
+    fn wait(&mut self, uid: Arc<str>, waker: Waker) {
+        match self.waiting.iter_mut().find(|(waiting, _)| *waiting == uid) {
             Some((_, before)) => *before = waker,
-            None => self.waiting.push_back((uid.into(), waker)),
+            None => self.waiting.push_back((uid, waker)),
         }
     }
 
@@ -230,22 +227,30 @@ impl Circuit {
         self.waiting.retain(|(waiting, _)| **waiting != *uid);
     }
 
-    /// Records the end of a create.
-    fn end(&mut self, answer: Answer, now: Instant) {
+    /// Records the end of a create. A machine that found no capacity waits.
+    fn end(
+        &mut self,
+        answer: Option<Result<(), Option<Duration>>>,
+        machine: Option<(Arc<str>, Waker)>,
+        now: Instant,
+    ) {
         self.in_flight -= 1;
         match answer {
             // The create was in flight when another one found no capacity.
-            Answer::Created if self.is_open(now) => self.on_capacity_hint(now),
-            Answer::Created => {
+            Some(Ok(())) if self.is_open(now) => self.on_capacity_hint(now),
+            Some(Ok(())) => {
                 self.allowed = self.allowed.saturating_add(1);
                 self.failures = 0;
             }
-            Answer::Exhausted(asked) => self.on_exhausted(asked, now),
-            Answer::Inconclusive if self.allowed == 1 && !self.is_open(now) => {
+            Some(Err(asked)) => {
+                self.on_exhausted(asked, now);
+                self.waiting.extend(machine);
+            }
+            None if self.allowed == 1 && !self.is_open(now) => {
                 self.failures += 1;
                 self.until = now + backoff(self.failures, 0.0);
             }
-            Answer::Inconclusive => {}
+            None => {}
         }
     }
 

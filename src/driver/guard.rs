@@ -43,14 +43,12 @@ impl GuardedDriver {
     }
 
     /// Checks whether the call may be made, before it waits for the driver's rate.
-    async fn check_callable(&self, operation: Operation) -> Result<Arc<Capabilities>> {
+    async fn check_callable(&self, operation: Operation) -> Result<()> {
         self.client.check_leadership()?;
         let declared = self.capabilities.get().await;
         let capabilities = declared.map_err(Status::with_never_sent)?.capabilities;
-        capabilities
-            .check_supported(operation)
-            .map_err(Status::with_never_sent)?;
-        Ok(capabilities)
+        let supported = capabilities.check_supported(operation);
+        supported.map_err(Status::with_never_sent)
     }
 
     pub(super) fn breakers(&self) -> &Arc<Breakers> {
@@ -67,12 +65,7 @@ impl GuardedDriver {
 
     /// Makes a call under all the rules.
     async fn call<R: Request>(&self, request: R) -> Result<R::Response> {
-        let capabilities = self.check_callable(R::OPERATION).await?;
-        // The back end may have no capacity for an initialization either. Hashing a class takes time.
-        let initialized = request
-            .class()
-            .filter(|_| R::OPERATION == Operation::InitializeMachine)
-            .map(|class| ClassKey::of(class, &capabilities.tag_path));
+        self.check_callable(R::OPERATION).await?;
         let failure_domain = request
             .class()
             .filter(|_| R::OPERATION == Operation::CreateMachine)
@@ -82,9 +75,6 @@ impl GuardedDriver {
         let answer = self.client.send(request).await;
         let answer = answer.map_err(|status| in_failure_domain(status, failure_domain.as_deref()));
         self.prober.record_answer(&answer);
-        if let (Some(key), Err(status)) = (&initialized, &answer) {
-            self.breakers.record_failure(key, status);
-        }
         answer
     }
 }

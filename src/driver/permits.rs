@@ -21,13 +21,11 @@ use crate::telemetry::metrics::PermitCount;
 
 /// How long a permit is set aside for a waiter that was woken.
 const CLAIMED_WITHIN: Duration = Duration::from_secs(5);
-/// Waits of this length are published when no waiter got a permit for as long, at most [`REPORTED_AT_ONCE`]
-/// per second.
-const STUCK_AFTER: Duration = Duration::from_secs(5);
-const REPORTED_AT_ONCE: usize = 20;
-/// A wait in a moving queue is published after this time, one per second. A fleet that starts at the pace of
-/// its driver hardly causes such writes.
-const LONG_QUEUE_WAIT: Duration = Duration::from_mins(5);
+/// A wait is published after this time.
+const REPORTED_AFTER: Duration = Duration::from_secs(10);
+/// How many waits are published per second, so that a fleet that starts at the pace of its driver hardly
+/// causes such writes.
+const REPORTED_AT_ONCE: usize = 5;
 
 /// The purpose of a permit. Look-ups and deletions come before creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,23 +51,15 @@ struct Count {
     creates: u32,
 }
 
-#[derive(Debug)]
+/// The namespaces with their waiting keys, in the order of turns. A key that has left is skipped at its turn.
+type Queues = VecDeque<(Arc<str>, VecDeque<Arc<str>>)>;
+
+#[derive(Debug, Default)]
 struct State {
     held: HashMap<Box<str>, Count>,
-    /// The queues of namespaces, in the order of turns.
-    queues: BTreeMap<Priority, VecDeque<Queue>>,
+    queues: BTreeMap<Priority, Queues>,
     /// The waiters, including those with a permit that they have not claimed yet.
     waiters: HashMap<Arc<str>, Waiter>,
-    /// When a permit was last set aside for a waiter.
-    granted_at: Instant,
-}
-
-/// The queue of a namespace.
-#[derive(Debug)]
-struct Queue {
-    namespace: Arc<str>,
-    /// The waiting keys. A key that has left is skipped at its turn.
-    keys: VecDeque<Arc<str>>,
 }
 
 #[derive(Debug)]
@@ -98,12 +88,7 @@ impl Permits {
         Self {
             most: less(0),
             most_per_namespace: less(if shared { reserve } else { 0 }),
-            state: Mutex::new(State {
-                held: HashMap::new(),
-                queues: BTreeMap::new(),
-                waiters: HashMap::new(),
-                granted_at: Instant::now(),
-            }),
+            state: Mutex::default(),
         }
     }
 
@@ -148,11 +133,8 @@ impl Permits {
     /// Removes `key` and its reserved permit from the queue, unless `key` has asked since then.
     pub(super) fn leave_unless_asked_since(&self, key: &str, since: Instant) {
         self.change(|state| {
-            if state
-                .waiters
-                .get(key)
-                .is_some_and(|waiter| waiter.asked_at < since)
-            {
+            let waiter = state.waiters.get(key);
+            if waiter.is_some_and(|waiter| waiter.asked_at < since) {
                 state.leave(key);
             }
         });
@@ -174,24 +156,23 @@ impl Permits {
     }
 
     pub(super) fn should_report(&self, key: &str) -> bool {
-        self.state
-            .lock()
-            .waiters
-            .get(key)
-            .is_some_and(|waiter| waiter.is_reported)
+        let state = self.state.lock();
+        state.waiters.get(key).is_some_and(|waiter| waiter.is_reported)
     }
 
     pub(super) fn count(&self) -> [PermitCount; 2] {
         let state = self.state.lock();
         let Count { all, creates } = state.held();
+        let waiters = |priority| {
+            state
+                .waiters
+                .values()
+                .map(move |waiter| waiter.waits_for(priority))
+        };
         let count = |name, priority, in_use| PermitCount {
             priority: name,
             in_use: u64::from(in_use),
-            waiting: state
-                .waiters
-                .values()
-                .map(|waiter| u64::from(waiter.waits_for(priority)))
-                .sum(),
+            waiting: waiters(priority).map(u64::from).sum(),
         };
         [
             count("upkeep", Priority::Upkeep, all - creates),
@@ -223,10 +204,8 @@ impl Permits {
         while let Some((priority, namespace, key)) = self.next(&mut state) {
             let waiter = state.waiters.get_mut(&key);
             if let Some(waiter) = waiter.filter(|waiter| waiter.waits_for(priority)) {
-                let now = Instant::now();
-                waiter.granted_at = Some(now);
+                waiter.granted_at = Some(Instant::now());
                 wakers.extend(waiter.waker.take());
-                state.granted_at = now;
                 self.take(&mut state, &namespace, priority);
             }
         }
@@ -237,19 +216,18 @@ impl Permits {
 
     /// Returns the next waiter of the namespace whose turn it is.
     fn next(&self, state: &mut State) -> Option<(Priority, Arc<str>, Arc<str>)> {
-        [Priority::Upkeep, Priority::Create]
-            .into_iter()
-            .find_map(|priority| {
-                let mut turns = state.queues.get(&priority)?.iter();
-                let turn = turns.position(|queue| self.has_room(state, &queue.namespace, priority))?;
-                let queues = state.queues.get_mut(&priority)?;
-                let mut queue = queues.remove(turn)?;
-                let (namespace, key) = (Arc::clone(&queue.namespace), queue.keys.pop_front()?);
-                if !queue.keys.is_empty() {
-                    queues.push_back(queue);
-                }
-                Some((priority, namespace, key))
-            })
+        let mut priorities = [Priority::Upkeep, Priority::Create].into_iter();
+        priorities.find_map(|priority| {
+            let mut turns = state.queues.get(&priority)?.iter();
+            let turn = turns.position(|(namespace, _)| self.has_room(state, namespace, priority))?;
+            let queues = state.queues.get_mut(&priority)?;
+            let (namespace, mut keys) = queues.remove(turn)?;
+            let key = keys.pop_front()?;
+            if !keys.is_empty() {
+                queues.push_back((Arc::clone(&namespace), keys));
+            }
+            Some((priority, namespace, key))
+        })
     }
 }
 
@@ -291,11 +269,8 @@ impl State {
     /// Queues `key`. A waiter keeps its place, unless it waits for the other priority now.
     fn join(&mut self, key: &str, namespace: &str, priority: Priority, waker: Waker) {
         let now = Instant::now();
-        if let Some(waiter) = self
-            .waiters
-            .get_mut(key)
-            .filter(|waiter| waiter.priority == priority)
-        {
+        let waiter = self.waiters.get_mut(key);
+        if let Some(waiter) = waiter.filter(|waiter| waiter.priority == priority) {
             waiter.asked_at = now;
             waiter.waker = Some(waker);
             return;
@@ -317,15 +292,12 @@ impl State {
     /// Returns the name of the namespace, which its waiters share.
     fn line_up(&mut self, key: Arc<str>, namespace: &str, priority: Priority) -> Arc<str> {
         let queues = self.queues.entry(priority).or_default();
-        if let Some(queue) = queues.iter_mut().find(|queue| *queue.namespace == *namespace) {
-            queue.keys.push_back(key);
-            return Arc::clone(&queue.namespace);
+        if let Some((namespace, keys)) = queues.iter_mut().find(|(of, _)| **of == *namespace) {
+            keys.push_back(key);
+            return Arc::clone(namespace);
         }
         let namespace: Arc<str> = namespace.into();
-        queues.push_back(Queue {
-            namespace: Arc::clone(&namespace),
-            keys: VecDeque::from([key]),
-        });
+        queues.push_back((Arc::clone(&namespace), VecDeque::from([key])));
         namespace
     }
 
@@ -348,18 +320,13 @@ impl State {
 
     /// Returns the wakers of waiters that have to publish their wait, each waiter once.
     fn next_to_report(&mut self, now: Instant) -> Vec<Waker> {
-        let (after, most) = if now - self.granted_at >= STUCK_AFTER {
-            (STUCK_AFTER, REPORTED_AT_ONCE)
-        } else {
-            (LONG_QUEUE_WAIT, 1)
-        };
         let is_silent = |waiter: &&mut Waiter| waiter.granted_at.is_none() && !waiter.is_reported;
         let waiters = self.waiters.values_mut().filter(is_silent);
-        let due = waiters.filter(|waiter| now - waiter.since >= after).take(most);
-        due.filter_map(|waiter| {
+        let due = waiters.filter(|waiter| now - waiter.since >= REPORTED_AFTER);
+        let wakers = due.take(REPORTED_AT_ONCE).filter_map(|waiter| {
             waiter.is_reported = true;
             waiter.waker.take()
-        })
-        .collect()
+        });
+        wakers.collect()
     }
 }

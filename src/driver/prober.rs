@@ -1,10 +1,11 @@
 //! Whether a driver answers: the probes.
 
+use std::mem::{discriminant, replace};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::capability_cache::CapabilityCache;
 use super::driver_client::DriverClient;
@@ -35,6 +36,7 @@ pub(super) struct Prober {
     client: DriverClient,
     capabilities: Arc<CapabilityCache>,
     reachability: watch::Sender<Reachability>,
+    stable: watch::Sender<StableReachability>,
     probe_soon: Notify,
 }
 
@@ -44,12 +46,17 @@ impl Prober {
             client,
             capabilities,
             reachability: watch::Sender::new(Reachability::Unsettled),
+            stable: watch::Sender::new(StableReachability::Unsettled),
             probe_soon: Notify::new(),
         }
     }
 
     pub(super) fn reachability(&self) -> watch::Receiver<Reachability> {
         self.reachability.subscribe()
+    }
+
+    pub(super) fn stable_reachability(&self) -> watch::Receiver<StableReachability> {
+        self.stable.subscribe()
     }
 
     /// Records the answer to a call as a hint, which triggers a probe. The probe decides, so that single
@@ -67,10 +74,13 @@ impl Prober {
         }
     }
 
-    /// Probes forever, once this replica leads.
-    pub(super) async fn run(&self) {
+    /// Probes forever, once this replica leads. The stable reachability changes when the probes have agreed
+    /// for the whole grace period, for any reason. A failed probe or the restart of a plugin does not change
+    /// it.
+    pub(super) async fn run(&self, grace: Duration) {
         self.client.leadership.acquired().await;
         let mut generation = self.client.driver.connection_generation();
+        let mut agreed = (discriminant(&Reachability::Unsettled), Instant::now());
         loop {
             let reachability = self.probe().await;
             let interval = match &reachability {
@@ -82,7 +92,13 @@ impl Prober {
                     self.capabilities.refresh().await;
                 }
                 let now = self.client.driver.connection_generation();
-                let is_another = std::mem::replace(&mut generation, now) != now;
+                let is_another = replace(&mut generation, now) != now;
+                if replace(&mut agreed.0, discriminant(&reachability)) != agreed.0 {
+                    agreed.1 = Instant::now();
+                }
+                if agreed.1.elapsed() >= grace {
+                    self.settle(&reachability);
+                }
                 self.announce(reachability, is_another);
             }
             tokio::select! {
@@ -100,6 +116,17 @@ impl Prober {
             Err(_) if !self.client.leadership.is_held() => None,
             Err(status) => Some(Reachability::Unreachable(status.message().into())),
         }
+    }
+
+    /// Stores a lasting state. The reason of an outage stays as it was first.
+    fn settle(&self, lasting: &Reachability) {
+        self.stable.send_if_modified(|stable| {
+            let is_news = discriminant(stable) != discriminant(lasting);
+            if is_news {
+                stable.clone_from(lasting);
+            }
+            is_news
+        });
     }
 
     fn announce(&self, reachability: Reachability, is_another: bool) {

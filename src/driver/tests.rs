@@ -17,6 +17,9 @@ use cmi_driver::{
     Readiness, SecretValue, SpecSchema, Status,
 };
 
+/// The grace period before an outage is reported.
+const GRACE: Duration = Duration::from_mins(1);
+
 type Script<T> = Box<dyn Fn() -> BoxFuture<'static, Result<T>> + Send + Sync>;
 
 /// A driver that answers as scripted, and records its calls.
@@ -542,7 +545,7 @@ async fn reachable(driver: FakeDriver) -> (Arc<ConfiguredDriver>, watch::Receive
     let mut reachability = driver.reachability();
     assert_eq!(*reachability.borrow(), Reachability::Unsettled);
     let prober = Arc::clone(&driver);
-    tokio::spawn(async move { prober.run().await });
+    tokio::spawn(async move { prober.run(GRACE).await });
     reachability
         .wait_for(|r| *r == Reachability::Reachable)
         .await
@@ -585,6 +588,46 @@ async fn probes_report_outages_and_the_capabilities_are_read_again() {
     assert_eq!(asked(), 2);
     advance(Duration::from_mins(1)).await;
     assert_eq!(asked(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_lasting_outages_and_recoveries_are_reported() {
+    let lost = Arc::new(Mutex::new(None));
+    let why = Arc::clone(&lost);
+    let driver = FakeDriver {
+        probe: Box::new(move || {
+            let why: Option<&str> = *why.lock().unwrap();
+            let answer = why.map_or(Ok(Readiness::Ready), |why| {
+                Err(Status::new(Code::Unavailable, why))
+            });
+            Box::pin(async { answer })
+        }),
+        ..FakeDriver::default()
+    };
+    let driver = Arc::new(configured_driver(driver));
+    let stable = driver.stable_reachability();
+    tokio::spawn(async move { driver.run(GRACE).await });
+    let after = async |state: Option<&'static str>, time: Duration| {
+        *lost.lock().unwrap() = state;
+        sleep(time).await;
+        stable.borrow().clone()
+    };
+    assert_eq!(after(None, GRACE / 2).await, Reachability::Unsettled);
+    assert_eq!(after(None, GRACE).await, Reachability::Reachable);
+    // A plugin that restarts repeatedly.
+    for _ in 0..10 {
+        let lost = after(Some("restarting"), GRACE * 8 / 10).await;
+        assert_eq!(lost, Reachability::Reachable);
+        assert_eq!(after(None, GRACE / 5).await, Reachability::Reachable);
+    }
+    assert_eq!(after(Some("refused"), GRACE / 2).await, Reachability::Reachable);
+    let timed_out = Reachability::Unreachable("timed out".into());
+    let same = after(Some("timed out"), GRACE).await;
+    assert_eq!(same, timed_out, "for another reason it is the same outage");
+    let again = after(Some("refused"), GRACE * 2).await;
+    assert_eq!(again, timed_out, "it is reported once");
+    assert_eq!(after(None, GRACE / 2).await, timed_out);
+    assert_eq!(after(None, GRACE).await, Reachability::Reachable);
 }
 
 /// A driver that hangs on every call holds only its permits, and hanging creates block no deletion.
@@ -677,7 +720,7 @@ async fn an_unclaimed_permit_goes_to_the_next_waiter() {
     let mut next = std::pin::pin!(driver.acquire(Priority::Upkeep, "next"));
     tokio::select! {
         _ = &mut next => panic!("the permit is held"),
-        () = driver.run() => panic!("a driver is probed for ever"),
+        () = driver.run(GRACE) => panic!("a driver is probed for ever"),
         () = sleep(Duration::from_secs(20)) => {}
     }
     assert!(driver.should_report_wait("next"));
@@ -685,7 +728,7 @@ async fn an_unclaimed_permit_goes_to_the_next_waiter() {
     let start = Instant::now();
     tokio::select! {
         _ = next => {}
-        () = driver.run() => panic!("a driver is probed for ever"),
+        () = driver.run(GRACE) => panic!("a driver is probed for ever"),
     }
     let waited = start.elapsed();
     assert!(waited < Duration::from_secs(7), "{waited:?}");

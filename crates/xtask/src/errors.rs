@@ -124,7 +124,7 @@ const fn explanation(disposition: Disposition) -> Explanation {
             wait: Some("immediately; as `Retry` after a failed InitializeMachine"),
         },
         Disposition::AwaitCapacity => Explanation {
-            meaning: "A quota or pool is exhausted. After CreateMachine and InitializeMachine, the class \
+            meaning: "A quota or pool is exhausted. After CreateMachine, the class \
                 [waits for capacity](../how-to/replacing-and-scaling.md#wait-for-capacity-or-free-it): raise \
                 the quota and change any annotation of one machine, or wait for a delete.",
             wait: Some("after 10 min, or the driver's retry delay, or when there may be capacity"),

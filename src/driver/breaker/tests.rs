@@ -72,13 +72,30 @@ impl Woken {
 }
 
 impl Breakers {
+    /// Queues a machine that finds an open breaker.
+    fn wait(&self, key: &ClassKey, uid: &str, waker: Waker) {
+        assert!(self.begin_or_wait(*key, uid, false, waker).is_none());
+    }
+
     /// Asks for a create, and does not wait for it.
     fn begin(&self, key: &ClassKey, uid: &str, requested: bool) -> Option<Attempt<'_>> {
-        let attempt = self.begin_or_wait(key.clone(), uid, requested, Waker::new(|| {}));
+        let attempt = self.begin_or_wait(*key, uid, requested, Waker::new(|| {}));
         if attempt.is_none() {
             self.forget(uid);
         }
         attempt
+    }
+
+    /// Lets a create of a machine through, which finds no capacity.
+    fn exhaust(&self, key: &ClassKey, uid: &str, waker: Waker) {
+        let attempt = self.begin_or_wait(*key, uid, false, waker).unwrap();
+        attempt.record(&exhausted());
+    }
+
+    /// Does the same for a machine that is deleted then.
+    fn exhaust_once(&self, key: &ClassKey) {
+        self.exhaust(key, "another", Waker::new(|| {}));
+        self.forget("another");
     }
 
     /// Asks for a create of another machine.
@@ -94,7 +111,7 @@ fn exhausted() -> Result<(), Status> {
 /// Returns breakers whose driver has reported exhausted capacity, with this many waiting machines.
 fn open(waiting: usize) -> (Breakers, ClassKey, Woken) {
     let (breakers, key, woken) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
-    breakers.attempt(&key).unwrap().record(&exhausted());
+    breakers.exhaust_once(&key);
     for n in 0..waiting {
         let uid = format!("m-{n}");
         breakers.wait(&key, &uid, woken.waker(&uid));
@@ -139,15 +156,6 @@ async fn other_errors_leave_a_closed_breaker_closed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_an_initialization_without_room_suspends_creates() {
-    let (breakers, key) = (Breakers::default(), key(&json!({}), &[]));
-    breakers.record_failure(&key, &Status::new(Code::Unavailable, "down"));
-    assert!(breakers.attempt(&key).is_some());
-    breakers.record_failure(&key, &exhausted().unwrap_err());
-    assert!(breakers.attempt(&key).is_none());
-}
-
-#[tokio::test(start_paused = true)]
 async fn after_its_pause_the_breaker_admits_one_machine_and_then_twice_as_many() {
     let (breakers, key, woken) = open(20);
     tick(&breakers, 599).await;
@@ -179,12 +187,13 @@ async fn a_machine_that_finds_no_room_opens_it_again() {
     let (breakers, key, woken) = open(2);
     tick(&breakers, 600).await;
     assert_eq!(woken.take(), ["m-0"]);
-    breakers.begin(&key, "m-0", false).unwrap().record(&exhausted());
-    breakers.wait(&key, "m-0", woken.waker("m-0"));
+    breakers.exhaust(&key, "m-0", woken.waker("m-0"));
     tick(&breakers, 599).await;
     assert!(woken.take().is_empty());
     tick(&breakers, 1).await;
     assert_eq!(woken.take(), ["m-1"], "one after the other");
+    tick(&breakers, 1).await;
+    assert_eq!(woken.take(), ["m-0"], "it waits again");
 }
 
 /// The machine may have been deleted, and its create abandoned.
@@ -207,13 +216,13 @@ async fn a_deleted_vm_frees_room_for_all_classes_of_its_account_only() {
     let theirs = key(&json!({"size": "s"}), &[("token", "theirs")]);
     let ours = [json!({"size": "s"}), json!({"size": "l"})].map(|spec| key(&spec, &[("token", "ours")]));
     for (n, key) in ours.iter().chain([&theirs]).enumerate() {
-        breakers.attempt(key).unwrap().record(&exhausted());
+        breakers.exhaust_once(key);
         for m in 0..2 {
             let uid = format!("{n}-{m}");
             breakers.wait(key, &uid, woken.waker(&uid));
         }
     }
-    breakers.on_freed(&ours[0].credentials);
+    breakers.on_freed(ours[0].account);
     tick(&breakers, backoff(1, 0.0).as_secs()).await;
     let mut uids = woken.take();
     uids.sort_unstable();
@@ -226,7 +235,7 @@ async fn a_hint_of_room_that_comes_while_one_machine_finds_out_is_not_lost() {
     tick(&breakers, 600).await;
     assert_eq!(woken.take(), ["m-0"]);
     let attempt = breakers.attempt(&key).unwrap();
-    breakers.on_freed(&key.credentials);
+    breakers.on_freed(key.account);
     attempt.record(&exhausted());
     tick(&breakers, backoff(1, 0.0).as_secs()).await;
     assert_eq!(woken.take(), ["m-1"]);
@@ -240,11 +249,10 @@ async fn hints_of_room_that_prove_wrong_have_a_class_tried_ever_more_rarely() {
     let mut tries = Vec::new();
     while start.elapsed() < Duration::from_mins(5) {
         tick(&breakers, 1).await;
-        breakers.on_freed(&key.credentials);
+        breakers.on_freed(key.account);
         for uid in woken.take() {
             tries.push(start.elapsed().as_secs());
-            breakers.attempt(&key).unwrap().record(&exhausted());
-            breakers.wait(&key, &uid, woken.waker(&uid));
+            breakers.exhaust(&key, &uid, woken.waker(&uid));
         }
     }
     assert_eq!(tries, [5, 15, 35, 75, 155]);
@@ -252,9 +260,8 @@ async fn hints_of_room_that_prove_wrong_have_a_class_tried_ever_more_rarely() {
     breakers.attempt(&key).unwrap().record(&Ok(()));
     tick(&breakers, 1).await;
     assert_eq!(woken.take(), ["m-0"]);
-    breakers.attempt(&key).unwrap().record(&exhausted());
-    breakers.on_freed(&key.credentials);
-    breakers.wait(&key, "m-0", woken.waker("m-0"));
+    breakers.exhaust(&key, "m-0", woken.waker("m-0"));
+    breakers.on_freed(key.account);
     tick(&breakers, 5).await;
     assert_eq!(
         woken.take(),
@@ -269,13 +276,14 @@ async fn a_deleted_vm_and_a_late_create_let_one_machine_try_soon() {
         let (breakers, key, woken) = (Breakers::default(), key(&json!({}), &[]), Woken::default());
         let mut late: Vec<_> = (0..3).map(|_| breakers.attempt(&key).unwrap()).collect();
         late.pop().unwrap().record(&exhausted());
+        breakers.forget("another");
         for uid in ["m-0", "m-1"] {
             breakers.wait(&key, uid, woken.waker(uid));
         }
         for attempt in late {
             if is_freed {
                 drop(attempt);
-                breakers.on_freed(&key.credentials);
+                breakers.on_freed(key.account);
             } else {
                 attempt.record(&Ok(()));
             }

@@ -100,7 +100,7 @@ impl Executor<'_, '_, '_> {
             return Ok(Outcome::Waiting(Some(VM_LOCK_WAIT)));
         };
         let request = InitializeMachineRequest {
-            machine: MachineRef::new(self.object.name(), class.clone()),
+            machine: MachineRef::new(self.object.name(), class),
             provider_id: vm.known.clone(),
             last_known_state: vm
                 .state
@@ -109,13 +109,7 @@ impl Executor<'_, '_, '_> {
         };
         let call = self.permit.driver().initialize_machine(request);
         let answer = self.object.awaiting(Operation::InitializeMachine, call).await;
-        let outcome = initialized(vm, answer);
-        if let Outcome::Failed(failure) = &outcome
-            && failure.disposition == Disposition::AwaitCapacity
-        {
-            self.await_capacity(&class);
-        }
-        Ok(outcome)
+        Ok(initialized(vm, answer))
     }
 }
 

@@ -97,9 +97,6 @@ impl Executor<'_, '_, '_> {
             return self.initialize(wanted, uninitialized(None, failure)).await;
         }
         self.record_refusal(plan.record.state, issued, &failure).await?;
-        if failure.disposition == Disposition::AwaitCapacity {
-            self.await_capacity(&wanted);
-        }
         Ok(failure.into())
     }
 

@@ -63,12 +63,6 @@ impl Executor<'_, '_, '_> {
         (!may_create).then(|| ctx.waiting_for_a_permit(machine, self.permit.configured_driver()))
     }
 
-    /// Enqueues the machine, which was refused for lack of capacity, when there may be capacity again.
-    pub fn await_capacity(&self, class: &MachineClass) {
-        let waker = self.ctx.capacity_waker(self.object.get());
-        self.permit.await_capacity(class, self.object.uid(), waker);
-    }
-
     /// Returns how much longer a NOT_FOUND of the driver may be stale. `window` is the driver's consistency
     /// window. Returns `None` when the answer is reliable.
     pub fn behind_for(&self, window: Duration) -> Option<Duration> {

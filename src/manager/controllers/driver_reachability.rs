@@ -34,11 +34,7 @@ impl Controllers {
     /// Follows the probes of all drivers. Never ends.
     pub(super) async fn follow_drivers(&self) {
         let all = self.drivers.iter().map(|driver| async {
-            tokio::join!(
-                driver.debounce_reachability(self.options.driver_unreachable_grace),
-                self.follow_reachability(driver),
-                self.follow_probes(driver),
-            )
+            tokio::join!(self.follow_reachability(driver), self.follow_probes(driver),)
         });
         futures::future::join_all(all).await;
         // Without a driver there is nothing to follow, but this future must not end.
