@@ -1,6 +1,7 @@
-//! Reads and writes at the API server: errors by their consequence, merge patches, statuses, events and
-//! secrets.
+//! Reads and writes at the API server: errors by their consequence, merge patches, statuses, events,
+//! secrets and claims.
 
+pub mod claims;
 mod dynamic;
 mod error;
 mod events;

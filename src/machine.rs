@@ -72,8 +72,8 @@ async fn reconcile_machine(
     let machine = ctx.states.newest(uid, || cached(ctx, queued));
     let (gathered, plan) = gather_and_plan(ctx, &machine).await?;
     let mut object = Object::new(ctx, Arc::clone(&machine), has_status);
-    let execution = execute(ctx, &mut object, &gathered, plan).await?;
-    let outcome = claims::released(ctx, &machine, &object, execution.outcome).await?;
+    let (outcome, _permit) = execute(ctx, &mut object, &gathered, plan).await?;
+    let outcome = claims::released(ctx, &mut object, outcome).await?;
     publish(ctx, &machine, &mut object, &gathered, outcome).await
 }
 
@@ -82,8 +82,13 @@ async fn gather_and_plan(ctx: &Context, machine: &InfraMachine) -> Result<(Gathe
     let mut gathered = gather(ctx, machine).await;
     let mut next = plan(machine, &gathered.observed);
     if matches!(next, Plan::ReadClaims) {
-        gathered.observed.claims = Some(claims::read(ctx, machine).await?);
-        next = plan(machine, &gathered.observed);
+        next = match claims::read(ctx, machine).await? {
+            Ok(claims) => {
+                gathered.observed.claims = Some(claims);
+                plan(machine, &gathered.observed)
+            }
+            Err(refused) => refused.into(),
+        };
     }
     let next = check_policies(ctx, machine, &gathered, next).await;
     Ok((gathered, next))

@@ -23,23 +23,6 @@ use crate::apiserver::secrets::Redactor;
 use crate::apiserver::{Error, InvalidSecret};
 use crate::driver::Permit;
 
-/// The outcome of a plan, with its permit. The permit is held until the outcome is published. This limits how
-/// many machines are provisioned concurrently.
-pub struct Execution<'a> {
-    /// The outcome of the plan.
-    pub outcome: Outcome,
-    _permit: Option<Permit<'a>>,
-}
-
-impl From<Outcome> for Execution<'_> {
-    fn from(outcome: Outcome) -> Self {
-        Self {
-            outcome,
-            _permit: None,
-        }
-    }
-}
-
 /// Why a plan was not completed.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecuteError {
@@ -51,19 +34,20 @@ pub enum ExecuteError {
     Unfinished(#[from] Error),
 }
 
-/// Executes a plan.
+/// Executes a plan. Returns its outcome and its permit, which is held until the outcome is published. This
+/// limits how many machines are provisioned concurrently.
 pub async fn execute<'a>(
     ctx: &Context,
     object: &mut Object<'_>,
     gathered: &'a Gathered,
     plan: Plan,
-) -> Result<Execution<'a>, Error> {
+) -> Result<(Outcome, Option<Permit<'a>>), Error> {
     tracing::debug!(name = object.name(), ?plan, "planned");
     let plan = match plan {
         Plan::CallDriver(plan) => plan,
         Plan::Outcome(mut outcome) => {
             write_before(object, &mut outcome).await?;
-            return Ok(outcome.into());
+            return Ok((outcome, None));
         }
         // The writes trigger the next reconcile.
         Plan::RestoreFinalizer => {
@@ -73,27 +57,24 @@ pub async fn execute<'a>(
                 name,
                 "the finalizer of a machine with a VM was removed; added it again"
             );
-            return Ok(Outcome::Waiting(None).into());
+            return Ok((Outcome::Waiting(None), None));
         }
-        Plan::ReadClaims => return Ok(Outcome::NoOp("the claims were not read").into()),
-        Plan::Claim(mut plan) => {
-            match plan.record.take() {
-                Some(record) => object.ensure_finalizer_and_record(&record).await?,
-                None => object.ensure_finalizer().await?,
-            }
-            return Ok(claims::claim(ctx, object.get(), *plan).await?.into());
+        Plan::ReadClaims => return Ok((Outcome::NoOp("the claims were not read"), None)),
+        Plan::Claim(plan) => {
+            let wait = claims::claim(ctx, object, *plan).await?;
+            return Ok((wait.into(), None));
         }
         Plan::ReportInPlaceUpdate => {
             object.record_in_place_update().await?;
-            return Ok(Outcome::Waiting(None).into());
+            return Ok((Outcome::Waiting(None), None));
         }
     };
     let Some(driver) = gathered.configured_driver() else {
-        return Ok(Outcome::NoOp("the machine has no driver").into());
+        return Ok((Outcome::NoOp("the machine has no driver"), None));
     };
     let (namespace, waker) = (object.get().metadata.namespace(), ctx.waker(object.get()));
     let Some(mut permit) = driver.try_acquire(plan.priority(), object.uid(), namespace, waker) else {
-        return Ok(ctx.waiting_for_a_permit(object.get(), driver).into());
+        return Ok((ctx.waiting_for_a_permit(object.get(), driver), None));
     };
     let during = plan.during();
     let mut executor = Executor {
@@ -106,10 +87,8 @@ pub async fn execute<'a>(
         Err(ExecuteError::Secret(cause)) => Failure::no_secrets(during, &cause).into(),
         Err(ExecuteError::Unfinished(error)) => return Err(error),
     };
-    Ok(Execution {
-        outcome: without_bootstrap_data(ctx, object.get(), gathered, outcome).await,
-        _permit: Some(permit),
-    })
+    let outcome = without_bootstrap_data(ctx, object.get(), gathered, outcome).await;
+    Ok((outcome, Some(permit)))
 }
 
 /// Writes the metadata of a blocked machine. The caller publishes the status.
@@ -118,7 +97,7 @@ async fn write_before(object: &mut Object<'_>, outcome: &mut Outcome) -> Result<
         return Ok(());
     };
     if let Some(record) = block.record.take() {
-        object.ensure_finalizer_and_record(&record).await?;
+        object.own(&record).await?;
     }
     // clusterctl pauses a Cluster before it moves it, and then waits for each machine. No call is in flight.
     if block.condition == conditions::PAUSED {

@@ -131,8 +131,11 @@ impl Server {
             .as_object_mut()
             .unwrap()
             .remove("resourceVersion");
+        let before = self.0.lock().unwrap().clone();
         json_patch::merge(&mut self.0.lock().unwrap(), &patch);
-        self.touch();
+        if *self.0.lock().unwrap() != before {
+            self.touch();
+        }
         Response::new(Body::from(self.0.lock().unwrap().to_string().into_bytes()))
     }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::outcome::RetryTrigger;
-use super::plan::{self, Observed, ObservedClaim, Owner, Plan, ProviderIdConflict};
+use super::plan::{self, Observed, Owner, Plan, ProviderIdConflict};
 use super::runtime_state::{
     Hint, LookUpHint, Presence, Retry, RetryCondition, RuntimeState, UnimplementedCall,
 };
@@ -24,6 +24,7 @@ use crate::api::v1alpha1::{
     LastOperation, OperationState, OperationType, PowerPolicy, SecretReference,
 };
 use crate::api::{GROUP, MACHINE_FINALIZER, annotations};
+use crate::apiserver::claims::ObservedClaim;
 use crate::driver::{DriverState, KnownDriver, ResolveError, StableReachability};
 use cmi_driver::{Capabilities, Code, Operation, ProviderSpec, Status};
 

@@ -106,11 +106,12 @@ impl<'a> Object<'a> {
         self.latest.metadata.name()
     }
 
-    /// Writes finalizer and record in one patch. Writes nothing when the object has both.
+    /// Writes finalizer and record in one patch. The patch is sent even if the object has both, so a stale
+    /// cache never leads to a claim or to a VM of another object.
     ///
     /// # Errors
     /// [`Error::Conflict`] when the object has changed since the plan.
-    pub async fn ensure_finalizer_and_record(&mut self, record: &VmRecord) -> Result<(), Error> {
+    pub async fn own(&mut self, record: &VmRecord) -> Result<(), Error> {
         let annotations = self.record_if_changed(record)?;
         self.write_finalizer_and(annotations).await
     }
@@ -136,27 +137,12 @@ impl<'a> Object<'a> {
         self.write_finalizer_and(annotations).await
     }
 
-    /// Adds the finalizer before a claim. If it is there, sends a patch without a change, so a stale cache
-    /// never leads to a claim.
-    ///
-    /// # Errors
-    /// [`Error::Conflict`] when the object has changed since the plan.
-    pub async fn ensure_finalizer(&mut self) -> Result<(), Error> {
-        if has_finalizer(&self.latest) {
-            return self.ensure_newest("checking the finalizer").await;
-        }
-        self.restore_finalizer().await
-    }
-
     /// Sends a patch without a change.
     ///
     /// # Errors
     /// [`Error::Conflict`] when the object has changed since the plan, [`Error::Gone`] when it is gone.
-    pub async fn ensure_newest(&self, action: &'static str) -> Result<(), Error> {
-        let version = &self.latest.metadata.resource_version;
-        let body = json!({"metadata": {"resourceVersion": version}});
-        let patched = patch_metadata(&self.api, self.name(), &body).await;
-        patched.map(drop).map_err(|error| Error::api(action, error))
+    pub async fn ensure_newest(&mut self, action: &'static str) -> Result<(), Error> {
+        self.patch(action, Vec::new(), None, None).await
     }
 
     async fn write_finalizer_and(&mut self, annotations: Vec<Annotation>) -> Result<(), Error> {
@@ -173,9 +159,11 @@ impl<'a> Object<'a> {
 
     /// Unblocks `clusterctl move` if this provider has blocked it.
     pub async fn unblock_move(&mut self) -> Result<(), Error> {
-        let annotations = self.move_annotation(Moves::Unblocked).into_iter().collect();
-        self.patch("removing the annotation block-move", annotations, None, None)
-            .await
+        let Some(annotation) = self.move_annotation(Moves::Unblocked) else {
+            return Ok(());
+        };
+        let action = "removing the annotation block-move";
+        self.patch(action, vec![annotation], None, None).await
     }
 
     /// Records that an update is issued. Until its end is recorded too, the VM may be half updated, even
@@ -270,8 +258,11 @@ impl<'a> Object<'a> {
         let mut annotations = self.record_if_changed(&change(record))?;
         annotations.extend(self.move_annotation(moves));
         let is_known = provider_id == self.latest.spec.provider_id.as_deref();
-        self.patch(action, annotations, None, provider_id.filter(|_| !is_known))
-            .await
+        let provider_id = provider_id.filter(|_| !is_known);
+        if annotations.is_empty() && provider_id.is_none() {
+            return Ok(());
+        }
+        self.patch(action, annotations, None, provider_id).await
     }
 
     fn record_if_changed(&self, record: &VmRecord) -> Result<Vec<Annotation>, Error> {
@@ -388,7 +379,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// Patches the given parts of the known version, if any.
+    /// Patches the given parts of the known version.
     async fn patch(
         &mut self,
         action: &'static str,
@@ -396,9 +387,6 @@ impl<'a> Object<'a> {
         finalizers: Option<Vec<String>>,
         provider_id: Option<&str>,
     ) -> Result<(), Error> {
-        if annotations.is_empty() && finalizers.is_none() && provider_id.is_none() {
-            return Ok(());
-        }
         let mut body = json!({"metadata": {"resourceVersion": self.latest.metadata.resource_version}});
         for (key, value) in annotations {
             body["metadata"]["annotations"][key] = json!(value);

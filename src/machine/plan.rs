@@ -19,7 +19,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-pub use self::addresses::{ObservedClaim, refused};
+pub use self::addresses::claim_refused;
 pub use self::adoption::{LOOK_UP_INTERVAL, cannot_look_up};
 pub use self::deletion::SHUT_DOWN_TRIES;
 pub use self::kinds::{
@@ -47,6 +47,7 @@ use crate::api::retry::LONG_WAIT;
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::api::wall_clock::{elapsed, remaining};
 use crate::api::{ObjectMetaExt as _, annotations, labels, paused_by};
+use crate::apiserver::claims::ObservedClaim;
 use crate::driver::{DriverState, KnownDriver, PERMIT_WAIT, ResolveError};
 use cmi_driver::{ProviderId, ProviderSpec};
 

@@ -240,7 +240,7 @@ async fn a_vm_that_is_absent_after_a_restore_is_gone_and_not_made_again() {
     let gathered = gather(&ctx, &before).await;
     let mut object = Object::new(&ctx, Arc::new(before.clone()), HasStatus::Yes);
     let plan = world().plan(before.into());
-    let outcome = execute(&ctx, &mut object, &gathered, plan).await.unwrap().outcome;
+    let outcome = execute(&ctx, &mut object, &gathered, plan).await.unwrap().0;
     assert!(
         matches!(&outcome, Outcome::Vanished(id) if id.as_str() == "sim://1"),
         "{outcome:?}"
@@ -279,7 +279,7 @@ async fn left_after_a_create(waits: bool, settle: Duration) -> Duration {
     let mut object = Object::new(&ctx, Arc::new(before.clone()), HasStatus::Yes);
     let create = world().plan(before.into());
     let given_up = execute(&ctx, &mut object, &gathered, create).await;
-    let outcome = given_up.unwrap().outcome;
+    let outcome = given_up.unwrap().0;
     assert!(matches!(outcome, Outcome::Failed(_)), "{outcome:?}");
     assert_eq!(vms.count(Operation::CreateMachine), 1);
     let deleted = MachineFixture::from(server.object()).deleted_at(Timestamp::now());
@@ -381,7 +381,7 @@ async fn a_vm_that_is_up_is_not_initialized_without_the_call() {
     let lacking = world().unable_to(Operation::InitializeMachine, 0);
     let plan = lacking.refresh().plan(fixture());
     let execution = execute(&ctx, &mut object, &gathered, plan).await;
-    let outcome = execution.unwrap().outcome;
+    let outcome = execution.unwrap().0;
     assert!(
         matches!(outcome, Outcome::NotSupported(Operation::InitializeMachine)),
         "{outcome:?}"

@@ -20,7 +20,7 @@ impl Executor<'_, '_, '_> {
         let known = Some(&plan.provider_id);
         match self.look_up(known, Call::Refresh, class.clone()).await {
             LookUpResult::Present(vm) => {
-                self.object.ensure_finalizer_and_record(&plan.record).await?;
+                self.object.own(&plan.record).await?;
                 self.finish(class, vm).await
             }
             LookUpResult::Absent => Ok(unconfirmed(self.object.name(), plan.provider_id.as_str()).into()),

@@ -53,7 +53,7 @@ impl Executor<'_, '_, '_> {
             };
             plan.record.made_from(plan.made_from).after(issued)
         };
-        self.object.ensure_finalizer_and_record(&record).await?;
+        self.object.own(&record).await?;
         Ok(())
     }
 

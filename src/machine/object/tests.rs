@@ -17,11 +17,14 @@ async fn the_record_is_written_where_it_differs_and_with_the_finalizer() {
     let ctx = server.context(Vec::new());
     let mut object = Object::new(&ctx, Arc::new(server.object()), HasStatus::Yes);
     let none = VmRecord::new(object.get(), "c-1").unwrap();
-    object.ensure_finalizer_and_record(&none).await.unwrap();
-    object.ensure_finalizer_and_record(&none).await.unwrap();
+    object.own(&none).await.unwrap();
+    object.own(&none).await.unwrap();
     assert_eq!(server.version(), "2", "written once");
-    assert_eq!(identity::record(&server.object()), Some(none));
+    assert_eq!(identity::record(&server.object()), Some(none.clone()));
     assert!(server.is_kept());
+    server.touch();
+    let stale = object.own(&none).await;
+    assert!(matches!(stale, Err(Error::Conflict { .. })), "{stale:?}");
 }
 
 /// A driver's answer stays valid when other clients write.
@@ -238,8 +241,11 @@ async fn each_create_is_recorded_first_and_blocks_a_move() {
             several: false,
         };
         object.record_create(&record(object.get(), issued)).await.unwrap();
-        assert_eq!(server.version(), "2", "also where nothing changes");
         assert_eq!(identity::vm_state(&server.object()), issued);
         assert_eq!(server.annotation(annotations::BLOCK_MOVE).as_deref(), Some(block));
+        server.touch();
+        let stale = object.record_create(&record(object.get(), issued)).await;
+        let is_refused = matches!(stale, Err(Error::Conflict { .. }));
+        assert!(is_refused, "also where nothing changes: {stale:?}");
     }
 }

@@ -4,34 +4,18 @@ use std::ops::ControlFlow;
 
 use serde_json::Value;
 
-use super::{Claim, Observed, Plan, if_missing, refuse};
+use super::{Claim, Observed, Plan, refuse};
 use crate::api::cluster_api::Machine;
 use crate::api::conditions::{self, reason};
 use crate::api::identity::{InvalidSpec, VmRecord};
 use crate::api::ipam::claim_name;
 use crate::api::retry::LONG_WAIT;
 use crate::api::v1alpha1::InfraMachine;
+use crate::apiserver::claims::ObservedClaim;
 use crate::driver::KnownDriver;
 use crate::machine::outcome::Blocked;
 use cmi_driver::tags::ReservedKey;
 use cmi_driver::{Capabilities, ProviderSpec, StaticAddress};
-
-/// The claim for one pool of a machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ObservedClaim {
-    /// There is no claim.
-    Absent,
-    /// The claim is being deleted. Its address is no longer allocated, or will not be.
-    Terminating,
-    /// There is no address yet, for the reason that the claim reports, if any.
-    Pending(Option<String>),
-    /// The address is allocated.
-    Allocated(StaticAddress),
-    /// The claim or its address can't be used, for this reason.
-    Invalid(String),
-    /// The API server refused to answer, with this message.
-    Refused(String),
-}
 
 /// Returns the spec with the static addresses that the VM was made with. Once a VM may exist, they never
 /// change, and the claims are not read.
@@ -91,7 +75,7 @@ pub(super) fn with_claimed_addresses(
         return ControlFlow::Break(wait.into());
     }
     ControlFlow::Break(Plan::Claim(Box::new(Claim {
-        record: if_missing(machine, record.clone()),
+        record: record.clone(),
         cluster: owner.spec.cluster_name.clone(),
         absent,
         terminating,
@@ -100,14 +84,10 @@ pub(super) fn with_claimed_addresses(
 }
 
 fn allocated(claim: &ObservedClaim) -> Option<&StaticAddress> {
-    match claim {
-        ObservedClaim::Allocated(address) => Some(address),
-        ObservedClaim::Absent
-        | ObservedClaim::Terminating
-        | ObservedClaim::Pending(_)
-        | ObservedClaim::Invalid(_)
-        | ObservedClaim::Refused(_) => None,
-    }
+    let ObservedClaim::Allocated(address) = claim else {
+        return None;
+    };
+    Some(address)
 }
 
 fn with_addresses(
@@ -124,22 +104,14 @@ fn with_addresses(
 
 /// Returns the wait for a claim that only an operator can help.
 fn obstacle(claim: &ObservedClaim) -> Option<Blocked> {
-    match claim {
-        ObservedClaim::Invalid(why) => Some(invalid(why)),
-        ObservedClaim::Refused(why) => Some(refused(why)),
-        ObservedClaim::Absent
-        | ObservedClaim::Terminating
-        | ObservedClaim::Pending(_)
-        | ObservedClaim::Allocated(_) => None,
-    }
-}
-
-fn invalid(why: &str) -> Blocked {
-    Blocked::new(conditions::READY, reason::ADDRESS_CLAIM_INVALID, why).until(LONG_WAIT)
+    let ObservedClaim::Invalid(why) = claim else {
+        return None;
+    };
+    Some(Blocked::new(conditions::READY, reason::ADDRESS_CLAIM_INVALID, why).until(LONG_WAIT))
 }
 
 /// Returns the wait after the API server refused a request for a claim.
-pub fn refused(why: &str) -> Blocked {
+pub fn claim_refused(why: &str) -> Blocked {
     let message = format!("cannot claim an address: {why}");
     Blocked::new(conditions::READY, reason::ADDRESS_CLAIM_REFUSED, message).until(LONG_WAIT)
 }

@@ -97,7 +97,7 @@ impl Plan {
 pub struct Claim {
     /// The record that must be written first, together with the finalizer. The finalizer keeps the machine
     /// until its claims are released.
-    pub record: Option<Box<VmRecord>>,
+    pub record: VmRecord,
     /// The name of the Cluster.
     pub cluster: String,
     /// The places in the spec of the pools without a claim.
