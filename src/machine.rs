@@ -17,7 +17,6 @@ mod object;
 mod outcome;
 mod plan;
 mod publish;
-mod runtime_state;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -26,7 +25,6 @@ use std::sync::Arc;
 
 pub use context::{Context, Reference};
 pub use publish::phase::{phase, phase_reason};
-pub use runtime_state::{LookUpHint, RuntimeStates};
 
 use kube::Resource as _;
 

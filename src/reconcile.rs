@@ -10,6 +10,7 @@ pub mod driver_query;
 mod failure_log;
 mod permit;
 mod requeue;
+pub mod runtime_state;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -21,12 +21,12 @@ use self::drift::{Compared, differs};
 pub use self::groups::is_paused;
 use self::groups::{Group, Groups};
 use self::hanging_lists::HangingLists;
-pub use self::plan::Presence;
 use self::plan::{Absences, Expected, List, compare};
 use crate::api::addresses::AddressRules;
 use crate::driver::listing::{self, ListError};
 use crate::driver::{ConfiguredDriver, ConfiguredDrivers};
 use crate::reconcile::caches::{CachedMachine, Caches};
+use crate::reconcile::runtime_state::LookUpHint;
 use cmi_driver::{ListedMachine, Operation};
 
 /// The inputs of a scan of the drivers' VMs.
@@ -83,10 +83,8 @@ struct ListState {
 
 /// The result of a list for its machines.
 pub enum ListResult<'a> {
-    /// The list contradicts the recorded state of a machine.
-    Contradicted(&'a CachedMachine, Presence),
-    /// The list shows another address or power state than the status of a machine.
-    Changed(&'a CachedMachine),
+    /// The list contradicts the status of a machine, whose VM has to be looked up for this reason.
+    LookUp(&'a CachedMachine, LookUpHint),
     /// The list confirms the recorded state of these machines, by UID.
     Confirmed(&'a HashSet<u64>),
 }
@@ -142,19 +140,19 @@ async fn scan(
         for machine in &machines {
             match presences.get(&machine.uid()).copied() {
                 None => {}
-                Some(Presence::Unchanged) => {
+                Some(None) => {
                     confirmed.insert(machine.uid());
                     if shows_state && is_changed(caches, machine, &vms, &mut known.compared) {
-                        report(ListResult::Changed(machine));
+                        report(ListResult::LookUp(machine, LookUpHint::Signal));
                     }
                 }
-                Some(presence @ (Presence::Missing | Presence::Back)) => {
+                Some(Some(hint)) => {
                     tracing::info!(
                         name = machine.key().name(),
-                        ?presence,
+                        ?hint,
                         "the driver's list differs from the status; looking up the VM"
                     );
-                    report(ListResult::Contradicted(machine, presence));
+                    report(ListResult::LookUp(machine, hint));
                 }
             }
         }
@@ -286,6 +284,6 @@ mod tests {
             None,
             "the first after the one that was left out"
         );
-        assert_eq!(lacks(&third, &mut absences), Some(Presence::Missing));
+        assert_eq!(lacks(&third, &mut absences), Some(Some(LookUpHint::Missing)));
     }
 }

@@ -8,7 +8,6 @@ use kube::runtime::reflector::ObjectRef;
 use tokio::sync::Notify;
 
 use super::outcome::Outcome;
-use super::runtime_state::RuntimeStates;
 use crate::admission::AdmissionPolicies;
 use crate::api::retry::jitter;
 use crate::api::v1alpha1::InfraMachine;
@@ -16,6 +15,7 @@ use crate::api::{DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::Events;
 use crate::driver::{ConfiguredDriver, ConfiguredDrivers, Waker};
 use crate::reconcile::caches::{Caches, ClusterIds};
+use crate::reconcile::runtime_state::RuntimeStates;
 use crate::reconcile::{Enqueue, FailureLog, waker};
 use crate::telemetry::metrics::Metrics;
 

@@ -8,11 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::outcome::RetryTrigger;
 use super::plan::{self, Observed, Owner, Plan, ProviderIdConflict};
-use super::runtime_state::{
-    Hint, LookUpHint, Presence, Retry, RetryCondition, RuntimeState, UnimplementedCall,
-};
 use crate::api::cluster_api::{
     Bootstrap, Cluster, ClusterInitialization, ClusterSpec, ClusterStatus, Machine, MachineSpec,
     ObjectReference,
@@ -26,6 +22,9 @@ use crate::api::v1alpha1::{
 use crate::api::{GROUP, MACHINE_FINALIZER, annotations};
 use crate::apiserver::claims::ObservedClaim;
 use crate::driver::{DriverState, KnownDriver, ResolveError, StableReachability};
+use crate::reconcile::runtime_state::{
+    Hint, LookUpHint, Presence, Retry, RetryCondition, RetryTrigger, RuntimeState, UnimplementedCall,
+};
 use cmi_driver::{Capabilities, Code, Operation, ProviderSpec, Status};
 
 /// The connection generation of the driver in [`World`].

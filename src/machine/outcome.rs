@@ -9,6 +9,7 @@ use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::InvalidSecret;
 use crate::apiserver::leadership::is_not_leader;
 use crate::driver::StableReachability;
+use crate::reconcile::runtime_state::RetryTrigger;
 use cmi_driver::{Code, JsonPointer, LastKnownState, Operation, ProviderId, Status};
 
 #[cfg(test)]
@@ -237,17 +238,6 @@ impl Outcome {
     }
 }
 
-/// The event that may retry a failed call early.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RetryTrigger {
-    /// A transient failure, such as a driver outage. It ends when the driver is back.
-    Transient,
-    /// Exhausted capacity. Creating or deleting another machine may show that there is capacity again.
-    Capacity,
-    /// Anything else.
-    Other,
-}
-
 /// A failed driver call.
 #[derive(Debug)]
 pub struct Failure {
@@ -335,22 +325,7 @@ impl Failure {
 
     /// The event that may end the wait early.
     pub fn retry_trigger(&self) -> RetryTrigger {
-        match self.disposition {
-            Disposition::Retry | Disposition::LookUp => RetryTrigger::Transient,
-            Disposition::AwaitCapacity => RetryTrigger::Capacity,
-            Disposition::Initialize
-            | Disposition::NeedsIntervention
-            | Disposition::AwaitDriver
-            | Disposition::Fallback
-            | Disposition::Terminal
-            | Disposition::Create
-            | Disposition::Vanished
-            | Disposition::Replace
-            | Disposition::Delete
-            | Disposition::VerifyDeleted
-            | Disposition::StillThere
-            | Disposition::Gone => RetryTrigger::Other,
-        }
+        RetryTrigger::of(self.operation.map(|_| self.status.code()))
     }
 
     /// Returns the wait before the next attempt. `None` means that only a change leads to an attempt.

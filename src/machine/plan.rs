@@ -34,8 +34,7 @@ use self::deletion::{pending_create, plan_deletion};
 use self::provisioned::plan_provisioned;
 use self::waits::retry_wait;
 use super::finalizer::has_finalizer;
-use super::outcome::{Blocked, Failure, Outcome, RetryTrigger};
-use super::runtime_state::{Retry, RuntimeState};
+use super::outcome::{Blocked, Failure, Outcome};
 use crate::admission;
 use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::conditions::{self, reason};
@@ -49,6 +48,7 @@ use crate::api::wall_clock::{elapsed, remaining};
 use crate::api::{ObjectMetaExt as _, annotations, labels, paused_by};
 use crate::apiserver::claims::ObservedClaim;
 use crate::driver::{DriverState, KnownDriver, PERMIT_WAIT, ResolveError};
+use crate::reconcile::runtime_state::{Retry, RetryTrigger, RuntimeState};
 use cmi_driver::{ProviderId, ProviderSpec};
 
 /// Grace period before reporting a state that other controllers usually end.

@@ -10,9 +10,8 @@ use tokio::time::Instant;
 use super::Context;
 use super::gather::Gathered;
 use super::object::Object;
-use super::outcome::{Outcome, RetryTrigger};
+use super::outcome::Outcome;
 use super::plan::poll_interval;
-use super::runtime_state::{LookUpHint, Retry, RetryCondition, UnimplementedCall};
 use super::status::{self, RetryTiming};
 use crate::api::identity::driver_name;
 use crate::api::retry::{Disposition, jitter};
@@ -22,6 +21,7 @@ use crate::api::{ObjectMetaExt as _, conditions};
 use crate::apiserver::Error;
 use crate::driver::ConfiguredDriver;
 use crate::reconcile::Action;
+use crate::reconcile::runtime_state::{LookUpHint, Retry, RetryCondition, RetryTrigger, UnimplementedCall};
 use cmi_driver::Operation;
 
 /// Writes and records the outcome.

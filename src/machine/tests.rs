@@ -16,7 +16,6 @@ use super::object::{HasStatus, Object};
 use super::outcome::{Blocked, Failure, Outcome};
 use super::plan::{DriverPlan, Plan, SHUT_DOWN_TRIES, plan};
 use super::publish::publish;
-use super::runtime_state::{LookUpHint, RuntimeState};
 use super::{Context, reconcile};
 use crate::api::conditions::{self, reason};
 use crate::api::identity::VmState;
@@ -24,6 +23,7 @@ use crate::api::retry::Call;
 use crate::api::{ObjectMetaExt as _, annotations};
 use crate::apiserver::Error;
 use crate::driver::{Limits, Priority, Timeouts};
+use crate::reconcile::runtime_state::{LookUpHint, RuntimeState};
 use cmi_driver::{Code, DeleteMachineRequest, MachineClass, MachineRef, Operation, PowerState, Status};
 
 mod histories;

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::reconcile::runtime_state::LookUpHint;
+
 /// A provisioned machine that is expected in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
@@ -14,17 +16,6 @@ pub struct Expected {
     pub provider_id: u64,
     /// Whether its VM was found missing before.
     pub vanished: bool,
-}
-
-/// The result of a list for one machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Presence {
-    /// Its VM is missing, as far as lists can show.
-    Missing,
-    /// Its VM exists, though it was found missing before.
-    Back,
-    /// The list agrees with the machine's status.
-    Unchanged,
 }
 
 /// The machines whose VMs are missing, by UID.
@@ -52,22 +43,26 @@ pub struct List<'a> {
 /// How many lists in a row must lack a VM: a single list may be outdated.
 const MIN_ABSENCES: u32 = 2;
 
-/// Returns the result of a list for the expected machines, by UID. Omits a machine whose VM may be absent
-/// only because the driver is behind. This is the final word if the driver cannot be asked about a single VM.
-pub fn compare(expected: &[Expected], list: List<'_>, absences: &mut Absences) -> Vec<(u64, Presence)> {
-    let mut presences = Vec::new();
+/// Returns the result of a list for the expected machines, by UID: how it contradicts the machine's status,
+/// if it does. Omits a machine whose VM may be absent only because the driver is behind. This is the final
+/// word if the driver cannot be asked about a single VM.
+pub fn compare(
+    expected: &[Expected],
+    list: List<'_>,
+    absences: &mut Absences,
+) -> Vec<(u64, Option<LookUpHint>)> {
+    let mut results = Vec::new();
     for machine in expected {
-        let presence = match (list.ids.contains(&machine.provider_id), machine.vanished) {
-            (true, true) => Some(Presence::Back),
-            (true, false) | (false, true) => Some(Presence::Unchanged),
-            (false, false) => is_missing(machine.uid, list, absences).then_some(Presence::Missing),
-        };
-        if matches!(presence, Some(Presence::Back | Presence::Unchanged)) {
+        let is_listed = list.ids.contains(&machine.provider_id);
+        if is_listed || machine.vanished {
             absences.remove(&machine.uid);
+            let is_back = is_listed && machine.vanished;
+            results.push((machine.uid, is_back.then_some(LookUpHint::Back)));
+        } else if is_missing(machine.uid, list, absences) {
+            results.push((machine.uid, Some(LookUpHint::Missing)));
         }
-        presences.extend(presence.map(|presence| (machine.uid, presence)));
     }
-    presences
+    results
 }
 
 /// Whether a VM has been absent for longer than the driver may be behind. The VM existed when the first list
@@ -108,7 +103,7 @@ mod tests {
 
     impl Case {
         /// The result of a list that is requested `seconds` after the start.
-        fn says(&mut self, seconds: u64, ids: &[&str], vanished: bool) -> Option<Presence> {
+        fn says(&mut self, seconds: u64, ids: &[&str], vanished: bool) -> Option<(u64, Option<LookUpHint>)> {
             let expected = [Expected {
                 uid: 1,
                 provider_id: id("p"),
@@ -120,9 +115,7 @@ mod tests {
                 requested_at: self.start + Duration::from_secs(seconds),
                 window: self.window,
             };
-            compare(&expected, list, &mut self.absences)
-                .pop()
-                .map(|(_, presence)| presence)
+            compare(&expected, list, &mut self.absences).pop()
         }
     }
 
@@ -133,11 +126,11 @@ mod tests {
         assert_eq!(case.says(0, &[], false), None);
         assert_eq!(
             case.says(1, &["p"], false),
-            Some(Presence::Unchanged),
+            Some((1, None)),
             "seen again: the count starts anew"
         );
         assert_eq!(case.says(2, &[], false), None);
-        assert_eq!(case.says(3, &[], false), Some(Presence::Missing));
+        assert_eq!(case.says(3, &[], false), Some((1, Some(LookUpHint::Missing))));
     }
 
     /// INI-08: a driver shows a new VM late, and may not support asking about a single VM.
@@ -147,17 +140,17 @@ mod tests {
         for seconds in [0, 1, 2, 11] {
             assert_eq!(case.says(seconds, &[], false), None, "{seconds} s");
         }
-        assert_eq!(case.says(12, &[], false), Some(Presence::Missing));
-        assert_eq!(case.says(13, &["p"], false), Some(Presence::Unchanged));
+        assert_eq!(case.says(12, &[], false), Some((1, Some(LookUpHint::Missing))));
+        assert_eq!(case.says(13, &["p"], false), Some((1, None)));
         assert_eq!(case.says(14, &[], false), None, "the window starts anew");
         assert_eq!(case.says(25, &[], false), None);
-        assert_eq!(case.says(26, &[], false), Some(Presence::Missing));
+        assert_eq!(case.says(26, &[], false), Some((1, Some(LookUpHint::Missing))));
     }
 
     #[test]
     fn a_returned_vm_is_reported_by_the_first_list_that_has_it() {
         let mut case = case(WINDOW);
-        assert_eq!(case.says(0, &["p"], true), Some(Presence::Back));
-        assert_eq!(case.says(60, &[], true), Some(Presence::Unchanged));
+        assert_eq!(case.says(0, &["p"], true), Some((1, Some(LookUpHint::Back))));
+        assert_eq!(case.says(60, &[], true), Some((1, None)));
     }
 }

@@ -11,7 +11,7 @@ use crate::api::v1alpha1::InfraMachine;
 use crate::driver::KnownDriver;
 use crate::in_place::hot_update::{Changes, InPlaceUpdate};
 use crate::machine::outcome::{Blocked, Outcome};
-use crate::machine::runtime_state::LookUpHint;
+use crate::reconcile::runtime_state::LookUpHint;
 use cmi_driver::{Machine, Operation, ProviderId, ProviderSpec};
 
 /// Decides the next action for a provisioned machine that is not paused. `wanted` is its spec for the driver,

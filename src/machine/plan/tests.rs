@@ -11,8 +11,8 @@ use crate::api::v1alpha1::OperationType;
 use crate::driver::Priority;
 use crate::machine::fixtures::{INPUTS, MachineFixture, SETTLE, World, at, machine, now, tagged, world};
 use crate::machine::outcome::{Failure, Outcome};
-use crate::machine::runtime_state::RetryCondition;
 use crate::machine::status::{self, RetryTiming};
+use crate::reconcile::runtime_state::RetryCondition;
 use cmi_driver::{Code, Operation, Status};
 
 mod addresses;

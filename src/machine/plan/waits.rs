@@ -11,9 +11,8 @@ use crate::api::conditions::{self, ConditionStatus};
 use crate::api::retry::{FIRST_BACKOFF, MAX_BACKOFF, MAX_REQUESTED_DELAY, MIN_REQUEUE};
 use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
 use crate::api::wall_clock::{elapsed, until};
-use crate::machine::outcome::RetryTrigger;
-use crate::machine::runtime_state::{Retry, RetryCondition, UnimplementedCall};
 use crate::reconcile::Action;
+use crate::reconcile::runtime_state::{Retry, RetryCondition, RetryTrigger, UnimplementedCall};
 use cmi_driver::{Code, Operation, PowerState};
 
 /// Returns the wait after the last failure, which ends with time or with a change such as another driver.
@@ -49,11 +48,7 @@ pub fn restored(machine: &InfraMachine, now: Timestamp, instant: Instant, inputs
     Some(Retry {
         during: last.type_,
         attempts: u32::try_from(last.attempts).unwrap_or_default(),
-        trigger: match code {
-            Some(Code::ResourceExhausted) => RetryTrigger::Capacity,
-            Some(code) if code.is_transient() => RetryTrigger::Transient,
-            Some(_) | None => RetryTrigger::Other,
-        },
+        trigger: RetryTrigger::of(code),
         until,
         inputs: last
             .inputs

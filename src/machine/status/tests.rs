@@ -15,7 +15,7 @@ use crate::apiserver::InvalidSecret;
 use crate::machine::fixtures::{MachineFixture, at, machine, now, reachability, world};
 use crate::machine::outcome::Failure;
 use crate::machine::plan::{Plan, restored};
-use crate::machine::runtime_state::RetryCondition;
+use crate::reconcile::runtime_state::RetryCondition;
 use cmi_driver::Status;
 
 const LONG: usize = 20_000;

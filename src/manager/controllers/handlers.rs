@@ -22,9 +22,9 @@ use crate::api::retry::is_same_or_both_transient;
 use crate::api::v1alpha1::{InfraCluster, InfraMachine};
 use crate::api::wall_clock;
 use crate::api::{DeserializeGuard, ObjectMetaExt as _, annotations, fingerprint, labels};
-use crate::machine::LookUpHint;
 use crate::nodes::volume_drain;
 use crate::reconcile::caches::cluster_owners;
+use crate::reconcile::runtime_state::LookUpHint;
 
 impl Controllers {
     pub(super) fn on_machine(&self) -> impl Fn(&Update<Machine>) + Send + 'static {

@@ -15,11 +15,12 @@ use crate::api::ObjectMetaExt as _;
 use crate::api::cluster_api::Machine;
 use crate::api::conditions::reason;
 use crate::driver::ConfiguredDrivers;
-use crate::fleet::inventory::{ListResult, Presence};
+use crate::fleet::inventory::ListResult;
 use crate::fleet::{inventory, refresh};
-use crate::machine::{self, LookUpHint};
+use crate::machine;
 use crate::manager::tasks::Task;
 use crate::reconcile::caches::CachedMachine;
+use crate::reconcile::runtime_state::LookUpHint;
 use crate::telemetry::metrics::{MachineCount, MachinePhase};
 
 /// The driver label of metrics for a driver that is not configured. A spec may name any driver, and each name
@@ -94,10 +95,7 @@ impl Controllers {
         let states = Arc::clone(&self.machine_context);
         let (cache, look_up) = (self.caches.infra_machines.clone(), self.look_up());
         let report = move |result: ListResult<'_>| match result {
-            ListResult::Contradicted(machine, Presence::Missing) => look_up(machine, LookUpHint::Missing),
-            ListResult::Contradicted(machine, Presence::Back) => look_up(machine, LookUpHint::Back),
-            ListResult::Contradicted(_, Presence::Unchanged) => {}
-            ListResult::Changed(machine) => look_up(machine, LookUpHint::Signal),
+            ListResult::LookUp(machine, hint) => look_up(machine, hint),
             ListResult::Confirmed(confirmed) => {
                 let is_confirmed = |uid: &str| confirmed.contains(&cache.number(uid));
                 states.states.drop_list_hints(is_confirmed);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::machine::outcome::RemovalReason;
-use crate::machine::runtime_state::LookUpHint;
+use crate::reconcile::runtime_state::LookUpHint;
 use cmi_driver::tags;
 
 const OLD: &str = r#"{"kubernetes.io/cluster": "old", "kubernetes.io/role": "worker"}"#;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::api::v1alpha1::MachineAddress;
 use crate::machine::fixtures::reachability;
-use crate::machine::runtime_state::LookUpHint;
+use crate::reconcile::runtime_state::LookUpHint;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 #[track_caller]

@@ -1,4 +1,4 @@
-//! The state of a machine that the controller keeps between reconciles. Losing this state may cost a call or
+//! The state of machines that the controller keeps between reconciles. Losing this state may cost a call or
 //! an event, or restart a wait. It never costs a VM.
 
 use std::collections::{HashMap, HashSet};
@@ -10,9 +10,8 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::outcome::RetryTrigger;
 use crate::api::v1alpha1::{InfraMachine, OperationType};
-use cmi_driver::Operation;
+use cmi_driver::{Code, Operation};
 
 #[cfg(test)]
 mod tests;
@@ -86,6 +85,28 @@ pub struct Retry {
     pub until: RetryCondition,
     /// The fingerprint of the inputs at the time of the failure. A different fingerprint ends the wait.
     pub inputs: u64,
+}
+
+/// The event that may retry a failed call early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RetryTrigger {
+    /// A transient failure, such as a driver outage. It ends when the driver is back.
+    Transient,
+    /// Exhausted capacity. Creating or deleting another machine may show that there is capacity again.
+    Capacity,
+    /// Anything else.
+    Other,
+}
+
+impl RetryTrigger {
+    /// The event that may retry a call with this answer early. `None` if nothing was called.
+    pub fn of(code: Option<Code>) -> Self {
+        match code {
+            Some(Code::ResourceExhausted) => Self::Capacity,
+            Some(code) if code.is_transient() => Self::Transient,
+            Some(_) | None => Self::Other,
+        }
+    }
 }
 
 /// The end of a wait after a failure.
