@@ -12,13 +12,13 @@ use std::time::Duration;
 use kube::{Client, Resource as _};
 use serde_json::Value;
 
-use self::plan::{Claim, Connectivity, Observed, Plan, Zones, has_finalizer, plan};
+use self::plan::{Claim, Connectivity, Observed, Plan, Zones, plan};
 use self::publish::{publish, release};
 use crate::api::cluster_api::Cluster;
 use crate::api::retry::Call;
 use crate::api::v1alpha1::InfraCluster;
 use crate::api::wall_clock;
-use crate::api::{DeserializeGuard, ObjectMetaExt as _, labels};
+use crate::api::{CLUSTER_FINALIZER, DeserializeGuard, ObjectMetaExt as _, labels};
 use crate::apiserver::{Error, Events};
 use crate::driver::{ConfiguredDrivers, PERMIT_WAIT, ResolveError, StableReachability};
 use crate::reconcile::caches::{Caches, ClusterIds};
@@ -115,7 +115,8 @@ fn requeue(zones: &Zones) -> Requeue {
 
 /// Reads the objects that the plan depends on, from the caches.
 fn observe<'a>(infra: &InfraCluster, owner: Option<&'a Cluster>, ctx: &Context) -> Observed<'a> {
-    let may_be_held = infra.metadata.deletion_timestamp.is_some() && has_finalizer(infra);
+    let may_be_held =
+        infra.metadata.deletion_timestamp.is_some() && infra.metadata.has_finalizer(CLUSTER_FINALIZER);
     Observed {
         owner,
         cluster_id: owner.and_then(|owner| ctx.cluster_ids.of(owner)),

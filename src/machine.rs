@@ -8,7 +8,6 @@ mod context;
 mod execute;
 #[cfg(test)]
 mod fakes;
-mod finalizer;
 #[cfg(test)]
 mod fixtures;
 mod gather;

@@ -115,7 +115,6 @@ const PURE: &[&str] = &[
     "api/identity.rs",
     "api/identity/adoption.rs",
     "machine/outcome.rs",
-    "machine/finalizer.rs",
     "../crates/capcmi-cli/src/migration/plan.rs",
     "../crates/capcmi-cli/src/migration/plan",
     "../crates/capcmi-cli/src/migration/source.rs",

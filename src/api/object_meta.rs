@@ -1,4 +1,4 @@
-//! Name, namespace and UID of an object.
+//! Name, namespace, UID and finalizers of an object.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -11,6 +11,8 @@ pub trait ObjectMetaExt {
     fn namespace(&self) -> &str;
     /// The UID, or `""`.
     fn uid(&self) -> &str;
+    /// Whether the object has this finalizer.
+    fn has_finalizer(&self, finalizer: &str) -> bool;
 }
 
 impl ObjectMetaExt for ObjectMeta {
@@ -24,5 +26,10 @@ impl ObjectMetaExt for ObjectMeta {
 
     fn uid(&self) -> &str {
         self.uid.as_deref().unwrap_or_default()
+    }
+
+    fn has_finalizer(&self, finalizer: &str) -> bool {
+        let mut all = self.finalizers.iter().flatten();
+        all.any(|name| name == finalizer)
     }
 }

@@ -5,6 +5,7 @@ mod jitter;
 
 use std::time::Duration;
 
+use super::v1alpha1::OperationType;
 use cmi_driver::{Code, Operation, Status};
 
 pub use self::jitter::jitter;
@@ -186,6 +187,27 @@ impl Call {
             Self::VolumeIds => Operation::GetVolumeIds,
         }
     }
+
+    /// Returns the operation on a machine that includes this call.
+    pub const fn during(self) -> OperationType {
+        match self {
+            Self::LookUp
+            | Self::LookUpAgain
+            | Self::List
+            | Self::ListAgain
+            | Self::Create
+            | Self::Initialize
+            | Self::FinishInitialization
+            | Self::Refresh
+            | Self::ListZones
+            | Self::DescribeClass
+            | Self::VolumeIds => OperationType::Create,
+            Self::Update | Self::Restart => OperationType::Update,
+            Self::ShutDown | Self::Delete | Self::ConfirmGone | Self::ListAfterDelete => {
+                OperationType::Delete
+            }
+        }
+    }
 }
 
 impl Disposition {
@@ -242,6 +264,29 @@ impl Disposition {
             Self::AwaitCapacity | Self::NeedsIntervention | Self::Fallback | Self::VerifyDeleted => {
                 Delay::Long
             }
+        }
+    }
+
+    /// Returns the wait before the next attempt, after this many failures in a row. `None` means that only a
+    /// change leads to an attempt.
+    ///
+    /// # Guarantees
+    /// The delay that the driver requests is a lower bound. It never ends the back-off of a repeated failure.
+    /// Where only an outside change helps, the wait is long by default. If the driver requests a delay there,
+    /// the call is retried with back-off, and not before the requested time.
+    pub fn wait(self, status: &Status, attempt: u32, jitter: f64) -> Option<Duration> {
+        // Jitter only lengthens the requested delay. It keeps machines that failed together from retrying
+        // together.
+        let asked = requested_delay(status);
+        let asked = asked.map(|asked| asked.mul_f64(1.0 + LONG_WAIT_JITTER * jitter));
+        let backoff = backoff(attempt, jitter);
+        match self.delay() {
+            Delay::UntilChange => None,
+            Delay::Backoff => Some(backoff.max(asked.unwrap_or_default())),
+            Delay::Long => Some(asked.map_or_else(
+                || LONG_WAIT.mul_f64(1.0 - LONG_WAIT_JITTER * jitter),
+                |asked| backoff.max(asked),
+            )),
         }
     }
 }

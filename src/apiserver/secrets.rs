@@ -22,33 +22,14 @@ pub const SECRET_REF: &str = "spec.secretRef";
 const UNSAFE_TO_SHOW: &str =
     "the driver's message is withheld: cannot read the bootstrap data to remove it from the message";
 
-/// Removes the bootstrap data of a machine from a driver's messages. The driver may have kept the data since
-/// the create (OPS-11).
-pub struct Redactor {
-    /// The bootstrap data; `None` where they could not be read.
-    secrets: Option<Secrets>,
-}
-
-impl Redactor {
-    /// Reads the bootstrap data of a Secret. A Secret that does not exist has none.
-    pub async fn of_bootstrap_data(client: &Client, namespace: &str, name: &str) -> Self {
-        let secrets = match bootstrap_data(client, namespace, name, Secrets::default()).await {
-            Ok(Ok(secrets)) => Some(secrets),
-            Ok(Err(InvalidSecret::Missing { .. } | InvalidSecret::NoBootstrapData(_))) => {
-                Some(Secrets::default())
-            }
-            Ok(Err(_)) | Err(_) => None,
-        };
-        Self { secrets }
-    }
-
-    /// Returns the message without the bootstrap data. Withholds the whole message where the data are
-    /// unknown.
-    pub fn redact(&self, message: &str) -> String {
-        match &self.secrets {
-            Some(secrets) => secrets.redact(message),
-            None => UNSAFE_TO_SHOW.to_owned(),
-        }
+/// Returns a driver's message without the bootstrap data of this Secret, which the driver may have kept since
+/// the create (OPS-11). A Secret that does not exist has none. Withholds the whole message where the data are
+/// unknown.
+pub async fn without_bootstrap_data(client: &Client, namespace: &str, name: &str, message: &str) -> String {
+    match bootstrap_data(client, namespace, name, Secrets::default()).await {
+        Ok(Ok(secrets)) => secrets.redact(message),
+        Ok(Err(InvalidSecret::Missing { .. } | InvalidSecret::NoBootstrapData(_))) => message.to_owned(),
+        Ok(Err(_)) | Err(_) => UNSAFE_TO_SHOW.to_owned(),
     }
 }
 

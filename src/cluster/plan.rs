@@ -16,7 +16,7 @@ use crate::api::conditions::{
 };
 use crate::api::retry::is_same_or_both_transient;
 use crate::api::v1alpha1::{FailureDomain, InfraCluster, InfraClusterInitialization, InfraClusterStatus};
-use crate::api::{CLUSTER_FINALIZER, annotations, paused_by};
+use crate::api::{CLUSTER_FINALIZER, ObjectMetaExt as _, annotations, paused_by};
 use cmi_driver::{Code, Status, Zone};
 
 use self::deletion::deletion;
@@ -118,7 +118,7 @@ pub fn plan(infra: &InfraCluster, observed: &Observed<'_>) -> Plan {
     let is_deleting = infra.metadata.deletion_timestamp.is_some();
     // An externally managed InfraCluster: spec and status have another writer.
     let is_foreign = annotated(annotations::MANAGED_BY);
-    if is_deleting && !has_finalizer(infra) || is_foreign && !is_deleting {
+    if is_deleting && !infra.metadata.has_finalizer(CLUSTER_FINALIZER) || is_foreign && !is_deleting {
         return Plan::NoOp;
     }
     if let Some(by) = paused_by(infra, observed.owner.is_some_and(Cluster::is_paused)) {
@@ -134,12 +134,6 @@ pub fn plan(infra: &InfraCluster, observed: &Observed<'_>) -> Plan {
         },
         (None, _) | (_, None) => without_owner(infra, observed),
     }
-}
-
-/// Whether the object has this provider's finalizer.
-pub fn has_finalizer(infra: &InfraCluster) -> bool {
-    let all = infra.metadata.finalizers.as_deref().unwrap_or_default();
-    all.iter().any(|name| name == CLUSTER_FINALIZER)
 }
 
 fn endpoint(infra: &InfraCluster, owner: &Cluster) -> Endpoint {

@@ -5,9 +5,7 @@ use kube::api::{Api, Patch};
 use serde_json::json;
 
 use super::Context;
-use super::plan::{
-    Connectivity, Plan, Transition, Zones, has_finalizer, new_failure, report_connectivity, status,
-};
+use super::plan::{Connectivity, Plan, Transition, Zones, new_failure, report_connectivity, status};
 use crate::api::conditions::{self, DELETING, READY, reason};
 use crate::api::v1alpha1::InfraCluster;
 use crate::api::wall_clock;
@@ -75,7 +73,7 @@ async fn claim(infra: &InfraCluster, api: &Api<InfraCluster>, cluster_id: &str) 
         .annotations
         .as_ref()
         .and_then(|all| all.get(annotations::CLUSTER_ID));
-    let has_finalizer = has_finalizer(infra);
+    let has_finalizer = infra.metadata.has_finalizer(CLUSTER_FINALIZER);
     if has_finalizer && carried.is_some_and(|carried| carried == cluster_id) {
         return Ok(metadata.clone());
     }

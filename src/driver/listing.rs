@@ -4,12 +4,14 @@
 //! wait for their permit. They also fetch the driver's capabilities once for many lists.
 
 mod class_ref;
+mod own;
 
 use std::sync::Arc;
 
 use kube::Client;
 
 pub use self::class_ref::{ClassId, ClassRef};
+pub use self::own::{only_own, own};
 use crate::apiserver::{Error, InvalidSecret};
 use crate::driver::credentials;
 use crate::driver::{ConfiguredDriver, Priority};

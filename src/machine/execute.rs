@@ -5,7 +5,6 @@ mod confirm_deletion;
 mod delete;
 mod initialize;
 mod look_up;
-mod machine_class;
 mod provision;
 mod refresh;
 mod shut_down;
@@ -19,7 +18,7 @@ use super::plan::{DriverPlan, Plan};
 use super::{Context, claims};
 use crate::api::v1alpha1::InfraMachine;
 use crate::api::{ObjectMetaExt as _, conditions};
-use crate::apiserver::secrets::Redactor;
+use crate::apiserver::secrets::without_bootstrap_data;
 use crate::apiserver::{Error, InvalidSecret};
 use crate::driver::Permit;
 
@@ -59,7 +58,7 @@ pub async fn execute<'a>(
             );
             return Ok((Outcome::Waiting(None), None));
         }
-        Plan::ReadClaims => return Ok((Outcome::NoOp("the claims were not read"), None)),
+        Plan::ReadClaims => return Ok((Outcome::Unchanged(None), None)),
         Plan::Claim(plan) => {
             let wait = claims::claim(ctx, object, *plan).await?;
             return Ok((wait.into(), None));
@@ -70,7 +69,7 @@ pub async fn execute<'a>(
         }
     };
     let Some(driver) = gathered.configured_driver() else {
-        return Ok((Outcome::NoOp("the machine has no driver"), None));
+        return Ok((Outcome::Unchanged(None), None));
     };
     let (namespace, waker) = (object.get().metadata.namespace(), ctx.waker(object.get()));
     let Some(mut permit) = driver.try_acquire(plan.priority(), object.uid(), namespace, waker) else {
@@ -87,7 +86,7 @@ pub async fn execute<'a>(
         Err(ExecuteError::Secret(cause)) => Failure::no_secrets(during, &cause).into(),
         Err(ExecuteError::Unfinished(error)) => return Err(error),
     };
-    let outcome = without_bootstrap_data(ctx, object.get(), gathered, outcome).await;
+    let outcome = redacted(ctx, object.get(), gathered, outcome).await;
     Ok((outcome, Some(permit)))
 }
 
@@ -129,16 +128,11 @@ impl Executor<'_, '_, '_> {
 /// Removes bootstrap data from the outcome (OPS-11). A driver may store the bootstrap data of a create and
 /// repeat it in the answer to a later call. The driver guard redacts only the secrets of the current call,
 /// and only a create carries bootstrap data.
-async fn without_bootstrap_data(
-    ctx: &Context,
-    machine: &InfraMachine,
-    gathered: &Gathered,
-    outcome: Outcome,
-) -> Outcome {
-    let (true, Some(name)) = (outcome.quotes_the_driver(), gathered.bootstrap_secret()) else {
+async fn redacted(ctx: &Context, machine: &InfraMachine, gathered: &Gathered, outcome: Outcome) -> Outcome {
+    let (Some(message), Some(name)) = (outcome.quoted_message(), gathered.bootstrap_secret()) else {
         return outcome;
     };
     let namespace = machine.metadata.namespace();
-    let redactor = Redactor::of_bootstrap_data(&ctx.client, namespace, name).await;
-    outcome.map_message(|message| redactor.redact(message))
+    let message = without_bootstrap_data(&ctx.client, namespace, name, message).await;
+    outcome.with_quoted_message(message)
 }

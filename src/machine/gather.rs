@@ -2,12 +2,10 @@
 //! capabilities, once for all machines. If the plan needs them, [`super::claims`] reads the claims of static
 //! addresses.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
-use kube::runtime::reflector::ObjectRef;
 use tokio::time::Instant;
 
 use super::Context;
@@ -17,7 +15,7 @@ use crate::api::cluster_api::{Cluster, Machine};
 use crate::api::identity::Adoption;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec};
 use crate::api::wall_clock;
-use crate::api::{ObjectMetaExt as _, annotations};
+use crate::api::{ObjectMetaExt as _, annotations, fingerprint};
 use crate::driver::resolution::driver_of;
 use crate::driver::{ConfiguredDriver, DriverState, ResolveError};
 use crate::reconcile::caches::machine_owner;
@@ -159,28 +157,11 @@ fn conflict(ctx: &Context, machine: &InfraMachine) -> ProviderIdConflict {
     if Adoption::of(machine) != Adoption::Asked {
         return ProviderIdConflict::None;
     }
-    let namespace = machine.metadata.namespace();
-    let name = machine.metadata.name();
-    let cached = ctx
-        .caches
-        .infra_machines
-        .get(&ObjectRef::new(name).within(namespace));
-    let is_cached = cached.is_some_and(|cached| {
+    let is_cached = ctx.caches.infra_machine(&machine.metadata).is_some_and(|cached| {
         let meta = cached.meta();
         meta.uid == machine.metadata.uid && meta.resource_version == machine.metadata.resource_version
     });
-    let is_conflicting = |other: &InfraMachine| {
-        other.spec.provider_id.as_ref() == Some(wanted) && other.metadata.uid != machine.metadata.uid
-    };
-    let cache = &ctx.caches.infra_machines;
-    let number = cache.number(wanted);
-    let others = cache.select(|other| other.external_id() == Some(number));
-    let conflict = others.iter().find_map(|other| {
-        let object = other.object()?;
-        object.0.as_ref().ok().filter(|other| is_conflicting(other))?;
-        Some(format!("{}/{}", other.key().namespace(), other.key().name()))
-    });
-    match conflict {
+    match ctx.caches.other_with_provider_id(machine, wanted) {
         Some(other) => ProviderIdConflict::Named(other),
         None if is_cached => ProviderIdConflict::None,
         None => ProviderIdConflict::Unknown,
@@ -212,7 +193,6 @@ const CORRECT: &str = "correct the field to try again";
 /// Returns a hash of the inputs. Excludes everything that this provider writes, including the generation,
 /// because its own writes are no reason to retry.
 fn inputs(machine: &InfraMachine, owner: Option<&Machine>) -> u64 {
-    let mut hasher = DefaultHasher::new();
     let InfraMachineSpec {
         provider_id: _,
         driver,
@@ -225,18 +205,12 @@ fn inputs(machine: &InfraMachine, owner: Option<&Machine>) -> u64 {
         not_ready_taint: _,
     } = &machine.spec;
     let secret = secret_ref.as_ref().map(|secret| &secret.name);
-    (driver, provider_spec, addresses_from_pools, secret).hash(&mut hasher);
-    (creation_timeout_seconds, shutdown_timeout_seconds, power_policy).hash(&mut hasher);
-    machine.metadata.deletion_timestamp.is_some().hash(&mut hasher);
+    let spec = (driver, provider_spec, addresses_from_pools, secret);
+    let policies = (creation_timeout_seconds, shutdown_timeout_seconds, power_policy);
+    let is_ours = |key: &str| annotations::OWN_ANNOTATIONS.contains(&key) || key == annotations::BLOCK_MOVE;
     let annotations = machine.metadata.annotations.iter().flatten();
-    annotations
-        .filter(|(key, _)| {
-            !annotations::OWN_ANNOTATIONS.contains(&key.as_str()) && *key != annotations::BLOCK_MOVE
-        })
-        .for_each(|entry| entry.hash(&mut hasher));
-    if let Some(owner) = owner {
-        owner.spec.failure_domain.hash(&mut hasher);
-        owner.spec.bootstrap.data_secret_name.hash(&mut hasher);
-    }
-    hasher.finish()
+    let annotations: Vec<_> = annotations.filter(|(key, _)| !is_ours(key)).collect();
+    let owner = owner.map(|owner| (&owner.spec.failure_domain, &owner.spec.bootstrap.data_secret_name));
+    let is_deleted = machine.metadata.deletion_timestamp.is_some();
+    fingerprint((spec, policies, is_deleted, annotations, owner))
 }

@@ -53,50 +53,34 @@ async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Er
         return Err(Error::Conflict { action });
     }
     Ok(InfraMachine {
-        spec: InfraMachineSpec {
-            provider_id: provider_id(&text),
-            addresses_from_pools: pools(&text),
-            ..InfraMachineSpec::default()
-        },
+        spec: spec(&text),
         metadata: live,
         status: None,
     })
 }
 
-/// Returns the id of the VM in an object's spec. Everything else that a deletion needs is in the record. All
-/// other fields are skipped, because they may be nested deeper than the JSON parser allows.
-fn provider_id(object: &str) -> Option<String> {
-    #[derive(Deserialize)]
+/// Returns what a deletion needs beside the record: the id of the VM, and as many pools as there are claims.
+/// All other fields are skipped, because they may be nested deeper than the JSON parser allows.
+fn spec(object: &str) -> InfraMachineSpec {
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase", default)]
     struct Spec {
         #[serde(rename = "providerID")]
-        provider_id: String,
-    }
-    #[derive(Deserialize)]
-    struct Object {
-        spec: Spec,
-    }
-    let Object { spec } = serde_json::from_str(object).ok()?;
-    Some(spec.provider_id)
-}
-
-/// Returns the pools in an object's spec: their number gives the claims to release.
-fn pools(object: &str) -> Vec<AddressFromPool> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Spec {
+        provider_id: Option<String>,
         addresses_from_pools: Vec<IgnoredAny>,
     }
-    #[derive(Deserialize)]
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
     struct Object {
         spec: Spec,
     }
-    let read = serde_json::from_str(object).ok();
-    let pools = read.map(|Object { spec }| spec.addresses_from_pools);
-    pools
-        .into_iter()
-        .flatten()
-        .map(|_| AddressFromPool::default())
-        .collect()
+    let Object { spec } = serde_json::from_str(object).unwrap_or_default();
+    let pools = spec.addresses_from_pools.into_iter();
+    InfraMachineSpec {
+        provider_id: spec.provider_id,
+        addresses_from_pools: pools.map(|_| AddressFromPool::default()).collect(),
+        ..InfraMachineSpec::default()
+    }
 }
 
 #[cfg(test)]
@@ -108,11 +92,11 @@ mod tests {
         let deep = format!("{}1{}", r#"{"a":"#.repeat(300), "}".repeat(300));
         let object =
             format!(r#"{{"spec": {{"driver": [], "providerSpec": {deep}, "providerID": "sim://1"}}}}"#);
-        assert_eq!(provider_id(&object).as_deref(), Some("sim://1"));
+        assert_eq!(spec(&object).provider_id.as_deref(), Some("sim://1"));
         let two = format!(r#"{{"spec": {{"driver": [], "addressesFromPools": [{deep}, "x"]}}}}"#);
-        assert_eq!(pools(&two).len(), 2);
+        assert_eq!(spec(&two).addresses_from_pools.len(), 2);
         for nothing in ["{}", r#"{"spec": "text"}"#, r#"{"spec": {"providerID": 1}}"#] {
-            assert_eq!((provider_id(nothing), pools(nothing)), (None, Vec::new()));
+            assert_eq!(spec(nothing), InfraMachineSpec::default());
         }
     }
 }

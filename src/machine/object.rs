@@ -6,19 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::api::Api;
-use kube::runtime::reflector::ObjectRef;
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 
 use super::Context;
-use super::finalizer::has_finalizer;
 use super::status::in_progress;
 use crate::api::bounded;
 use crate::api::identity::{self, VmEvent, VmRecord};
 use crate::api::progress::Task;
 use crate::api::v1alpha1::{InfraMachine, InfraMachineSpec, InfraMachineStatus};
 use crate::api::wall_clock;
-use crate::api::{DeserializeGuard, MACHINE_FINALIZER, ObjectMetaExt as _, annotations};
+use crate::api::{MACHINE_FINALIZER, ObjectMetaExt as _, annotations};
 use crate::apiserver::{Error, finalizers, patch_metadata, publish_status};
 use crate::in_place::hot_update::in_place;
 use cmi_driver::{LastKnownState, Operation};
@@ -146,7 +144,7 @@ impl<'a> Object<'a> {
     }
 
     async fn write_finalizer_and(&mut self, annotations: Vec<Annotation>) -> Result<(), Error> {
-        let finalizers = if has_finalizer(&self.latest) {
+        let finalizers = if self.latest.metadata.has_finalizer(MACHINE_FINALIZER) {
             None
         } else {
             let mut all = finalizers(&self.api, &self.latest.metadata, "reading the finalizers").await?;
@@ -410,19 +408,13 @@ impl<'a> Object<'a> {
         Ok(())
     }
 
-    fn cached(&self) -> Option<Arc<DeserializeGuard<InfraMachine>>> {
-        let namespace = self.latest.metadata.namespace();
-        let reference = ObjectRef::new(self.name()).within(namespace);
-        self.ctx.caches.infra_machines.get(&reference)
-    }
-
     fn set_latest(&mut self, mut written: InfraMachine) {
         // The cached version is truncated in the same way, and both are compared.
         bounded::bound(&mut written.metadata);
         self.latest = Arc::new(written);
         self.ctx.states.record_write(self.uid(), Arc::clone(&self.latest));
         // If the watch was faster than the answer, only this check sees that the cache holds this version.
-        if let Some(cached) = self.cached()
+        if let Some(cached) = self.ctx.caches.infra_machine(&self.latest.metadata)
             && let Ok(cached) = &cached.0
         {
             self.ctx.states.caught_up(self.uid(), cached);

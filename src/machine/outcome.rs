@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::api::conditions::reason;
 use crate::api::identity::{InvalidSpec, VmRecord};
-use crate::api::retry::{self, Call, Delay, Disposition, LONG_WAIT_JITTER};
+use crate::api::retry::{self, Call, Disposition};
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::InvalidSecret;
 use crate::apiserver::leadership::is_not_leader;
@@ -26,10 +26,8 @@ const TAKEN_HINT: &str = "delete that VM, then change any annotation of this obj
 /// The outcome of a plan.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Nothing is published, for the given reason.
-    NoOp(&'static str),
-    /// Nothing is published now. The machine is requeued after this time.
-    Requeue(Duration),
+    /// Nothing is published now. The machine is requeued after this time, if any.
+    Unchanged(Option<Duration>),
     /// Nothing is published about a running VM, because the driver does not support the call for more
     /// details. The call is not repeated until the driver changes.
     NotSupported(Operation),
@@ -189,17 +187,16 @@ impl Outcome {
         }
     }
 
-    /// Returns whether the outcome quotes a driver's answer to a call without bootstrap data.
-    pub fn quotes_the_driver(&self) -> bool {
+    /// Returns the message if it quotes a driver's answer to a call without bootstrap data.
+    pub fn quoted_message(&self) -> Option<&str> {
         match self {
-            Self::Failed(failure) => !matches!(
-                failure.operation,
-                None | Some(Operation::CreateMachine | Operation::GetPluginCapabilities)
-            ),
-            Self::Deleting { reason, .. } => *reason == reason::SHUTTING_DOWN,
+            Self::Failed(failure) => match failure.operation? {
+                Operation::CreateMachine | Operation::GetPluginCapabilities => None,
+                _ => Some(failure.status.message()),
+            },
+            Self::Deleting { reason, message, .. } => (*reason == reason::SHUTTING_DOWN).then_some(message),
             // Lists every variant by name, because a forgotten variant would publish bootstrap data.
-            Self::NoOp(_)
-            | Self::Requeue(_)
+            Self::Unchanged(_)
             | Self::NotSupported(_)
             | Self::Blocked(_)
             | Self::Waiting(_)
@@ -211,30 +208,21 @@ impl Outcome {
             | Self::Updated
             | Self::Vanished(_)
             | Self::Gone
-            | Self::RemoveFinalizer(_) => false,
+            | Self::RemoveFinalizer(_) => None,
         }
     }
 
-    /// Returns the outcome with a changed driver message.
+    /// Returns the outcome with another message of the driver.
     #[must_use]
-    pub fn map_message(self, change: impl FnOnce(&str) -> String) -> Self {
-        match self {
-            Self::Failed(mut failure) => {
-                let message = change(failure.status.message());
-                failure.status = failure.status.with_message(message);
-                Self::Failed(failure)
-            }
-            Self::Deleting {
-                reason,
-                message,
-                requeue_after,
-            } => Self::Deleting {
-                reason,
-                message: change(&message),
-                requeue_after,
-            },
-            other => other,
+    pub fn with_quoted_message(mut self, new: String) -> Self {
+        if let Self::Failed(mut failure) = self {
+            failure.status = failure.status.with_message(new);
+            return Self::Failed(failure);
         }
+        if let Self::Deleting { message, .. } = &mut self {
+            *message = new;
+        }
+        self
     }
 }
 
@@ -259,7 +247,7 @@ impl Failure {
     pub fn new(call: Call, status: Status) -> Self {
         Self::sorted(
             Some(call.operation()),
-            during(call),
+            call.during(),
             retry::disposition(call, status.code()),
             status,
         )
@@ -328,28 +316,6 @@ impl Failure {
         RetryTrigger::of(self.operation.map(|_| self.status.code()))
     }
 
-    /// Returns the wait before the next attempt. `None` means that only a change leads to an attempt.
-    ///
-    /// # Guarantees
-    /// The delay that the driver requests is a lower bound. It never ends the back-off of a repeated failure.
-    /// Where only an outside change helps, the wait is long by default. If the driver requests a delay there,
-    /// the call is retried with back-off, and not before the requested time.
-    pub fn wait(&self, attempt: u32, jitter: f64) -> Option<Duration> {
-        // Jitter only lengthens the requested delay. It keeps machines that failed together from retrying
-        // together.
-        let asked = retry::requested_delay(&self.status);
-        let asked = asked.map(|asked| asked.mul_f64(1.0 + LONG_WAIT_JITTER * jitter));
-        let backoff = retry::backoff(attempt, jitter);
-        match self.disposition.delay() {
-            Delay::UntilChange => None,
-            Delay::Backoff => Some(backoff.max(asked.unwrap_or_default())),
-            Delay::Long => Some(asked.map_or_else(
-                || retry::LONG_WAIT.mul_f64(1.0 - LONG_WAIT_JITTER * jitter),
-                |asked| backoff.max(asked),
-            )),
-        }
-    }
-
     /// Returns the message for operators: the call, the driver's answer, and how to end the wait if an
     /// operator has to.
     pub fn message(&self) -> String {
@@ -367,24 +333,5 @@ impl Failure {
             _ => return said,
         };
         format!("{said}; {hint}")
-    }
-}
-
-/// Returns the operation that includes a call.
-const fn during(call: Call) -> OperationType {
-    match call {
-        Call::LookUp
-        | Call::LookUpAgain
-        | Call::List
-        | Call::ListAgain
-        | Call::Create
-        | Call::Initialize
-        | Call::FinishInitialization
-        | Call::Refresh
-        | Call::ListZones
-        | Call::DescribeClass
-        | Call::VolumeIds => OperationType::Create,
-        Call::Update | Call::Restart => OperationType::Update,
-        Call::ShutDown | Call::Delete | Call::ConfirmGone | Call::ListAfterDelete => OperationType::Delete,
     }
 }

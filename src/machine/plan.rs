@@ -33,7 +33,6 @@ use self::adoption::{obstacle, plan_adoption};
 use self::deletion::{pending_create, plan_deletion};
 use self::provisioned::plan_provisioned;
 use self::waits::retry_wait;
-use super::finalizer::has_finalizer;
 use super::outcome::{Blocked, Failure, Outcome};
 use crate::admission;
 use crate::api::cluster_api::{Cluster, Machine};
@@ -43,9 +42,9 @@ use crate::api::identity::{
     adopted_tags, given_tags,
 };
 use crate::api::retry::LONG_WAIT;
-use crate::api::v1alpha1::{InfraMachine, OperationState, OperationType};
+use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::api::wall_clock::{elapsed, remaining};
-use crate::api::{ObjectMetaExt as _, annotations, labels, paused_by};
+use crate::api::{MACHINE_FINALIZER, ObjectMetaExt as _, annotations, labels, paused_by};
 use crate::apiserver::claims::ObservedClaim;
 use crate::driver::{DriverState, KnownDriver, PERMIT_WAIT, ResolveError};
 use crate::reconcile::runtime_state::{Retry, RetryTrigger, RuntimeState};
@@ -90,6 +89,12 @@ impl Observed {
     pub fn failure(&self) -> Option<&Retry> {
         let retry = self.state.retry.as_ref();
         retry.filter(|retry| retry.inputs == self.inputs)
+    }
+
+    /// Returns the wait after the last failure, if the spec or an annotation has changed since.
+    fn outdated_failure(&self) -> Option<&Retry> {
+        let retry = self.state.retry.as_ref();
+        retry.filter(|retry| retry.inputs != self.inputs)
     }
 }
 
@@ -145,8 +150,8 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
     };
     // A restore from a backup drops finalizers. Deleting such an object would leave the VM behind.
     let may_have_vm = record.as_ref().is_some_and(|record| record.state.may_exist());
-    let finalizer_missing = may_have_vm && !has_finalizer(machine);
-    if has_failed_for_good(machine) && !finalizer_missing && !is_changed(observed) {
+    let finalizer_missing = may_have_vm && !machine.metadata.has_finalizer(MACHINE_FINALIZER);
+    if has_failed_for_good(machine) && !finalizer_missing && observed.outdated_failure().is_none() {
         // Nothing is tried until the spec or an annotation changes. The end of a pause is still reported.
         return Outcome::Waiting(None).into();
     }
@@ -155,10 +160,10 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
         return plan_unattended(machine, observed, reason::CLUSTER_NOT_FOUND, &why);
     };
     let Some(cluster_id) = &observed.cluster_id else {
-        return Outcome::NoOp("the Cluster has no UID").into();
+        return Outcome::Unchanged(None).into();
     };
     let Some(record) = record.or_else(|| VmRecord::new(machine, cluster_id)) else {
-        return Outcome::NoOp("the object has no UID").into();
+        return Outcome::Unchanged(None).into();
     };
     let adoption = Adoption::of(machine);
     let is_foreign = machine.spec.provider_id.is_some() && !record.state.is_known();
@@ -169,8 +174,9 @@ fn plan_normal(machine: &InfraMachine, observed: &Observed) -> Plan {
     if finalizer_missing {
         return Plan::RestoreFinalizer;
     }
-    if let Some(deletion) = awaits_deletion(machine, owner) {
-        return deletion;
+    // A VM would be deleted right after it is created.
+    if owner.metadata.deletion_timestamp.is_some() && !machine.is_provisioned() {
+        return Blocked::new(conditions::READY, reason::MACHINE_DELETED, machine_deleted(owner)).into();
     }
     if let Some(obstacle) = obstacle(machine, observed, owner, &record) {
         return obstacle.into();
@@ -238,8 +244,9 @@ fn refuse(invalid: InvalidSpec, driver: &KnownDriver) -> Plan {
 /// Plans a machine that lacks its owner Machine or its Cluster. The report waits for a grace period: Cluster
 /// API creates the object before its Machine, and a move or a restore creates the objects in sequence.
 fn plan_unattended(machine: &InfraMachine, observed: &Observed, reason: &'static str, why: &str) -> Plan {
-    if let Some(left) = grace_left(machine, observed.now) {
-        return Outcome::Requeue(left).into();
+    let created = machine.metadata.creation_timestamp.as_ref();
+    if let Some(left) = created.and_then(|created| remaining(created.0, GRACE, observed.now)) {
+        return Outcome::Unchanged(Some(left)).into();
     }
     let message = format!("{why}: {}", what_is_left_undone(machine));
     // A paused machine gets no other write. clusterctl moves it with the Cluster, and waits for it.
@@ -248,24 +255,13 @@ fn plan_unattended(machine: &InfraMachine, observed: &Observed, reason: &'static
             message: format!("{}; also, {message}", paused.message),
             ..paused
         },
-        None => Blocked::new(condition_unattended(machine), reason, message),
+        // The reason says nothing about a running VM, so `Ready` stays.
+        None if machine.is_provisioned() => {
+            Blocked::new(conditions::VIRTUAL_MACHINE_UP_TO_DATE, reason, message)
+        }
+        None => Blocked::new(conditions::READY, reason, message),
     };
     Outcome::Blocked(block).into()
-}
-
-/// Returns the condition that shows why a machine is not reconciled. For a running VM, `Ready` stays, because
-/// the reason says nothing about the VM.
-fn condition_unattended(machine: &InfraMachine) -> &'static str {
-    if machine.is_provisioned() {
-        conditions::VIRTUAL_MACHINE_UP_TO_DATE
-    } else {
-        conditions::READY
-    }
-}
-
-fn grace_left(machine: &InfraMachine, now: Timestamp) -> Option<Duration> {
-    let created = machine.metadata.creation_timestamp.as_ref()?;
-    remaining(created.0, GRACE, now)
 }
 
 /// Describes the effects when a machine can't be reconciled. A VM may exist even if the machine was never
@@ -304,7 +300,8 @@ fn plan_invalid_record(machine: &InfraMachine, invalid: &InvalidRecord) -> Plan 
 
 /// Returns the record if the machine lacks its finalizer or record.
 fn if_missing(machine: &InfraMachine, record: VmRecord) -> Option<Box<VmRecord>> {
-    (!is_identified(machine) || !has_finalizer(machine)).then(|| Box::new(record))
+    let has_finalizer = machine.metadata.has_finalizer(MACHINE_FINALIZER);
+    (!is_identified(machine) || !has_finalizer).then(|| Box::new(record))
 }
 
 /// Returns whether the machine has a record. Without a record, the identity of a machine is its UID.
@@ -382,6 +379,7 @@ fn plan_provisioning(
         (VmState::Creating { .. }, Some(made)) => made.provider_spec.clone(),
         _ => wanted.clone(),
     };
+    let outdated = observed.outdated_failure();
     let earlier_create = may_be_carried_out(record.state, observed, driver);
     let pending_create =
         pending_create(record.state, observed, driver).filter(|_| earlier_create && look_up != wanted);
@@ -393,7 +391,7 @@ fn plan_provisioning(
         is_identified: is_identified(machine),
         earlier_create,
         pending_create,
-        requested: is_create_requested(observed),
+        requested: outdated.is_some_and(|wait| wait.trigger == RetryTrigger::Capacity),
     }))
     .into()
 }
@@ -431,7 +429,7 @@ fn plan_known(
     wanted: Result<ProviderSpec, InvalidSpec>,
 ) -> Plan {
     let (Some(provider_id), Some(made)) = (known_provider_id(machine), &record.made_from) else {
-        return Outcome::NoOp("the VM is known, and spec.providerID is not in the cache yet").into();
+        return Outcome::Unchanged(None).into();
     };
     if machine.is_provisioned() {
         return plan_provisioned(machine, observed, driver, record, made, provider_id, wanted);
@@ -446,12 +444,6 @@ fn plan_known(
         start: false,
     }))
     .into()
-}
-
-/// Returns whether an operator has changed an annotation of a machine that waits for capacity.
-fn is_create_requested(observed: &Observed) -> bool {
-    let retry = observed.state.retry.as_ref();
-    retry.is_some_and(|retry| retry.trigger == RetryTrigger::Capacity && retry.inputs != observed.inputs)
 }
 
 fn no_driver(machine: &InfraMachine, record: Option<Box<VmRecord>>, unresolved: &ResolveError) -> Plan {
@@ -546,22 +538,6 @@ fn role_of(owner: &Machine) -> Role {
     }
 }
 
-/// Returns whether the spec or an annotation has changed since the last failure.
-fn is_changed(observed: &Observed) -> bool {
-    let retry = observed.state.retry.as_ref();
-    retry.is_some_and(|retry| retry.inputs != observed.inputs)
-}
-
-/// Blocks a machine that is not up and whose Machine is being deleted. Its VM would be deleted right after it
-/// is created.
-fn awaits_deletion(machine: &InfraMachine, owner: &Machine) -> Option<Plan> {
-    let awaits = owner.metadata.deletion_timestamp.is_some() && !machine.is_provisioned();
-    awaits.then(|| {
-        let message = machine_deleted(owner);
-        Blocked::new(conditions::READY, reason::MACHINE_DELETED, message).into()
-    })
-}
-
 /// Describes a machine whose Machine is being deleted.
 fn machine_deleted(owner: &Machine) -> String {
     format!(
@@ -584,13 +560,8 @@ fn has_failed_for_good(machine: &InfraMachine) -> bool {
 /// Returns whether the status shows a refusal without a driver call. [`super::status`] writes such refusals.
 pub fn is_refused_uncalled(machine: &InfraMachine) -> bool {
     machine.status.as_ref().is_some_and(|status| {
-        status.failure_reason.is_some()
-            && status.last_operation.as_ref().is_some_and(|last| {
-                last.state == OperationState::Failed
-                    && last.operation.is_none()
-                    && last.code == status.failure_reason
-                    && last.message == status.failure_message
-            })
+        let last = status.last_operation.as_ref();
+        status.failure_reason.is_some() && last.is_some_and(|last| last.operation.is_none())
     })
 }
 

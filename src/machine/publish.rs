@@ -14,8 +14,8 @@ use super::outcome::Outcome;
 use super::plan::poll_interval;
 use super::status::{self, RetryTiming};
 use crate::api::identity::driver_name;
-use crate::api::retry::{Disposition, jitter};
-use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus, OperationType};
+use crate::api::retry::jitter;
+use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::api::wall_clock;
 use crate::api::{ObjectMetaExt as _, conditions};
 use crate::apiserver::Error;
@@ -41,6 +41,7 @@ pub async fn publish(
         now: wall_clock::now(),
         attempts,
         wait,
+        inputs: gathered.observed.inputs,
     };
     let retry = retry_of(gathered, &outcome, timing);
     write(ctx, before, object, gathered, &outcome, timing).await?;
@@ -78,7 +79,7 @@ async fn write(
         object.remove_finalizer().await?;
         ctx.states.forget(&uid);
     } else {
-        let status = |machine: &InfraMachine| status_after(machine, gathered, outcome, timing);
+        let status = |machine: &InfraMachine| status::after(machine, outcome, timing);
         match outcome {
             Outcome::Failed(_) | Outcome::AwaitingCapacity { .. } => object.insist_on_status(status).await?,
             _ => object.patch_status(status).await?,
@@ -94,23 +95,6 @@ async fn write(
         ctx.events.record_failure(before, &driver, next_try, event).await;
     }
     Ok(())
-}
-
-/// Returns the status after an outcome. After a create that failed for good, it has the inputs, so that any
-/// process notices a change.
-fn status_after(
-    machine: &InfraMachine,
-    gathered: &Gathered,
-    outcome: &Outcome,
-    timing: RetryTiming,
-) -> InfraMachineStatus {
-    let mut status = status::after(machine, outcome, timing);
-    if let (Outcome::Failed(failure), Some(last)) = (outcome, &mut status.last_operation)
-        && failure.disposition == Disposition::Terminal
-    {
-        last.inputs = Some(gathered.observed.inputs.to_string());
-    }
-    status
 }
 
 /// Returns the VM of an outcome if its id may be new.
@@ -129,19 +113,21 @@ fn wait(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<Durat
     let uid = before.metadata.uid();
     match outcome {
         Outcome::Blocked(block) => block.requeue_after,
-        Outcome::Failed(failure) => failure.wait(attempts, jitter(uid, attempts)),
-        Outcome::Requeue(requeue_after)
-        | Outcome::Deleting { requeue_after, .. }
+        Outcome::Failed(failure) => {
+            let jitter = jitter(uid, attempts);
+            failure.disposition.wait(&failure.status, attempts, jitter)
+        }
+        Outcome::Deleting { requeue_after, .. }
         | Outcome::Queued { requeue_after }
         | Outcome::AwaitingCapacity { requeue_after, .. } => Some(*requeue_after),
-        Outcome::Waiting(requeue_after)
+        Outcome::Unchanged(requeue_after)
+        | Outcome::Waiting(requeue_after)
         | Outcome::Refused { requeue_after, .. }
         | Outcome::UpToDate { requeue_after, .. } => *requeue_after,
         // The remaining steps follow now. The watch may show none of this reconcile's writes.
         Outcome::Provisioned(_) if before.spec.provider_id.is_some() => Some(Duration::ZERO),
         Outcome::Updated => Some(Duration::ZERO),
-        Outcome::NoOp(_)
-        | Outcome::NotSupported(_)
+        Outcome::NotSupported(_)
         | Outcome::Provisioned(_)
         | Outcome::Vanished(_)
         | Outcome::Gone
@@ -157,20 +143,7 @@ fn retry_of(gathered: &Gathered, outcome: &Outcome, timing: RetryTiming) -> Opti
         Outcome::NotSupported(_) => (create, attempts, RetryTrigger::Other),
         // The driver was not called.
         Outcome::AwaitingCapacity { .. } => (create, attempts.saturating_sub(1), RetryTrigger::Capacity),
-        // Lists every variant by name, because a forgotten variant would have no back-off.
-        Outcome::NoOp(_)
-        | Outcome::Requeue(_)
-        | Outcome::Blocked(_)
-        | Outcome::Waiting(_)
-        | Outcome::Queued { .. }
-        | Outcome::Refused { .. }
-        | Outcome::Provisioned(_)
-        | Outcome::UpToDate { .. }
-        | Outcome::Updated
-        | Outcome::Vanished(_)
-        | Outcome::Deleting { .. }
-        | Outcome::Gone
-        | Outcome::RemoveFinalizer(_) => return None,
+        _ => return None,
     };
     let until = match outcome.awaits_another_driver() {
         Some(operation) => RetryCondition::AnotherDriver(UnimplementedCall {
@@ -186,7 +159,7 @@ fn retry_of(gathered: &Gathered, outcome: &Outcome, timing: RetryTiming) -> Opti
         attempts,
         trigger,
         until,
-        inputs: gathered.observed.inputs,
+        inputs: timing.inputs,
     })
 }
 

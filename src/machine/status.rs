@@ -42,6 +42,8 @@ pub struct RetryTiming {
     pub attempts: u32,
     /// The wait before the next attempt, if any.
     pub wait: Option<Duration>,
+    /// The fingerprint of everything that may change the outcome.
+    pub inputs: u64,
 }
 
 /// A status under construction.
@@ -61,11 +63,7 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, timing: RetryTiming) -> 
         now: timing.now,
     };
     match outcome {
-        Outcome::NoOp(_)
-        | Outcome::Requeue(_)
-        | Outcome::NotSupported(_)
-        | Outcome::Gone
-        | Outcome::RemoveFinalizer(_) => {
+        Outcome::Unchanged(_) | Outcome::NotSupported(_) | Outcome::Gone | Outcome::RemoveFinalizer(_) => {
             return draft.status;
         }
         Outcome::Waiting(_) => {
@@ -292,13 +290,9 @@ impl Draft<'_> {
     /// [`crate::machine::plan::is_refused_uncalled`].
     fn refused_uncalled(&mut self, code: Code, message: &str) {
         self.refused(code, message);
-        let said = self
-            .machine
-            .status
-            .as_ref()
-            .and_then(|status| status.failure_message.as_ref());
-        let is_shown = is_refused_uncalled(self.machine) && said == self.status.failure_message.as_ref();
-        if self.machine.is_provisioned() || is_shown {
+        let last = self.status.last_operation.as_ref();
+        let is_same = last.is_some_and(|last| last.message == self.status.failure_message);
+        if self.machine.is_provisioned() || is_same && is_refused_uncalled(self.machine) {
             return;
         }
         self.status.last_operation = Some(LastOperation {

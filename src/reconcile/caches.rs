@@ -127,6 +127,27 @@ impl Caches {
         clusters
     }
 
+    /// Returns the InfraMachine with the name of this object.
+    pub fn infra_machine(&self, meta: &ObjectMeta) -> Option<Arc<DeserializeGuard<InfraMachine>>> {
+        self.infra_machines
+            .get(&ObjectRef::new(meta.name()).within(meta.namespace()))
+    }
+
+    /// Returns the name of another InfraMachine, in any namespace, with this providerID.
+    pub fn other_with_provider_id(&self, machine: &InfraMachine, provider_id: &str) -> Option<String> {
+        let number = self.infra_machines.number(provider_id);
+        let others = self
+            .infra_machines
+            .select(|other| other.external_id() == Some(number));
+        others.iter().find_map(|entry| {
+            let object = entry.object()?;
+            let other = object.0.as_ref().ok()?;
+            let is_same = other.spec.provider_id.as_deref() == Some(provider_id);
+            let is_other = is_same && other.metadata.uid != machine.metadata.uid;
+            is_other.then(|| format!("{}/{}", entry.key().namespace(), entry.key().name()))
+        })
+    }
+
     /// Counts the machines of the Clusters that own an InfraCluster or are in its label. The Clusters need
     /// not exist.
     pub fn count_machines_of(&self, infra: &ObjectMeta) -> usize {

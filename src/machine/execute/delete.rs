@@ -45,14 +45,13 @@ impl Executor<'_, '_, '_> {
             },
             Some(failure) => failure.into(),
         };
-        if matches!(outcome, Outcome::Gone) && !plan.refused {
+        if plan.refused {
+            return Ok(of_a_refused_spec(outcome));
+        }
+        if matches!(outcome, Outcome::Gone) {
             self.permit.on_vm_deleted(&secrets);
         }
-        Ok(if plan.refused {
-            of_a_refused_spec(outcome)
-        } else {
-            outcome
-        })
+        Ok(outcome)
     }
 
     /// Returns whether the VM may already be gone and the driver can confirm that.
@@ -68,25 +67,18 @@ impl Executor<'_, '_, '_> {
 /// Returns the outcome of the cleanup after a refused create. No VM was created. The object is therefore
 /// released even if the driver refuses the same spec again.
 fn of_a_refused_spec(outcome: Outcome) -> Outcome {
-    match outcome {
-        Outcome::Gone => Outcome::RemoveFinalizer(RemovalReason::NeverCreated),
-        Outcome::Failed(failure) => {
-            let refuses = matches!(
-                failure.status.code(),
-                Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists | Code::Unimplemented
-            );
-            if refuses {
-                tracing::info!(
-                    code = %failure.status.code(),
-                    "the driver rejects the delete as it rejected the create: nothing left to delete"
-                );
-                Outcome::RemoveFinalizer(RemovalReason::NeverCreated)
-            } else {
-                Outcome::Failed(failure)
-            }
-        }
-        other => other,
+    let is_released = match &outcome {
+        Outcome::Gone => true,
+        Outcome::Failed(failure) => matches!(
+            failure.status.code(),
+            Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists | Code::Unimplemented
+        ),
+        _ => false,
+    };
+    if is_released {
+        return Outcome::RemoveFinalizer(RemovalReason::NeverCreated);
     }
+    outcome
 }
 
 #[cfg(test)]

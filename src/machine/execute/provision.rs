@@ -6,11 +6,13 @@ use tokio::time::Instant;
 use super::initialize::{made, uninitialized};
 use super::look_up::LookUpResult;
 use super::{ExecuteError, Executor};
+use crate::api::ObjectMetaExt as _;
 use crate::api::conditions::{self, reason};
 use crate::api::identity::{VmEvent, VmRecord, VmState};
 use crate::api::retry::{Call, Disposition, LONG_WAIT, LONG_WAIT_JITTER, MIN_REQUEUE, jitter};
 use crate::api::wall_clock;
 use crate::apiserver::leadership::is_not_leader;
+use crate::apiserver::secrets;
 use crate::driver::failure_domain;
 use crate::machine::object::Moves;
 use crate::machine::outcome::{Blocked, Failure, Outcome};
@@ -127,7 +129,17 @@ impl Executor<'_, '_, '_> {
         plan: &Provision,
         wanted: MachineClass,
     ) -> Result<(Timestamp, cmi_driver::Result<cmi_driver::Machine>), ExecuteError> {
-        let class = self.with_bootstrap_data(wanted, &plan.bootstrap).await?;
+        let MachineClass {
+            provider_spec,
+            secrets,
+        } = wanted;
+        let namespace = self.object.get().metadata.namespace();
+        let (client, bootstrap) = (&self.ctx.client, &plan.bootstrap);
+        let secrets = secrets::bootstrap_data(client, namespace, bootstrap, secrets).await??;
+        let class = MachineClass {
+            provider_spec,
+            secrets,
+        };
         let (noted, at) = (Instant::now(), VmEvent::time_of_create(wall_clock::now()));
         let issued = VmEvent::CreateIssued {
             at,

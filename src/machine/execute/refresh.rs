@@ -30,7 +30,12 @@ impl Executor<'_, '_, '_> {
                 self.start(class, machine).await
             }
             LookUpResult::Present(vm) => self.finish(class, vm).await,
-            LookUpResult::Absent => Ok(self.gone_or_behind(plan.provider_id)),
+            LookUpResult::Absent => {
+                let behind = self.behind_for(self.permit.known_capabilities().consistency_window);
+                Ok(behind.map_or(Outcome::Vanished(plan.provider_id), |left| {
+                    Outcome::Waiting(Some(left))
+                }))
+            }
             LookUpResult::CannotLook if plan.initialize == Initialize::OnTheWayUp => {
                 self.finish(class, PresentVm::listed(plan.provider_id)).await
             }

@@ -4,17 +4,40 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Executor;
+use super::{ExecuteError, Executor};
+use crate::api::ObjectMetaExt as _;
 use crate::api::identity;
 use crate::api::retry::{Call, Disposition, MIN_REQUEUE};
 use crate::apiserver::Error;
+use crate::apiserver::secrets::SECRET_REF;
+use crate::driver::credentials;
 use crate::machine::outcome::{Failure, Outcome};
 use cmi_driver::{
     Code, DeleteMachineRequest, GetMachineStatusRequest, Machine, MachineClass, MachineRef, Operation,
-    ProviderId, Status,
+    ProviderId, ProviderSpec, Status,
 };
 
+/// The location of a Secret's name, as error messages give it.
+const SECRET_OF_RECORD: &str = "madeFrom.secret in annotation infrastructure.capcmi.io/vm-record";
+
 impl Executor<'_, '_, '_> {
+    /// Returns the class for every call except a create: the spec and the credentials of the VM.
+    pub async fn with_credentials(&self, provider_spec: ProviderSpec) -> Result<MachineClass, ExecuteError> {
+        let machine = self.object.get();
+        let field = match identity::changed_secret(machine) {
+            Some(_) => SECRET_OF_RECORD,
+            None => SECRET_REF,
+        };
+        let name = identity::credentials(machine);
+        let (client, driver) = (&self.ctx.client, self.permit.configured_driver());
+        let namespace = machine.metadata.namespace();
+        let secrets = credentials::read(client, driver, namespace, name.as_deref(), field).await??;
+        Ok(MachineClass {
+            provider_spec,
+            secrets,
+        })
+    }
+
     /// Reads the status of the VM.
     pub async fn read(
         &mut self,
@@ -71,14 +94,6 @@ impl Executor<'_, '_, '_> {
             .checked_sub(absent_for)
             .filter(|left| !left.is_zero())
             .map(|left| left.max(MIN_REQUEUE))
-    }
-
-    /// Returns the outcome for a VM with a known id that the driver does not find.
-    pub fn gone_or_behind(&self, id: ProviderId) -> Outcome {
-        match self.behind_for(self.permit.known_capabilities().consistency_window) {
-            Some(left) => Outcome::Waiting(Some(left)),
-            None => Outcome::Vanished(id),
-        }
     }
 }
 

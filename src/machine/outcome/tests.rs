@@ -12,6 +12,10 @@ fn asking(call: Call, code: Code, wait: Duration) -> Failure {
     Failure::new(call, Status::new(code, "no").with_retry_after(wait))
 }
 
+fn wait(failure: &Failure, attempt: u32, jitter: f64) -> Option<Duration> {
+    failure.disposition.wait(&failure.status, attempt, jitter)
+}
+
 /// CTL-CR-01..CTL-CR-16, CTL-DE-02..CTL-DE-16, CTL-GS-02..CTL-GS-16, INI-17
 #[test]
 fn every_call_and_code_waits_as_its_class_says() {
@@ -19,7 +23,7 @@ fn every_call_and_code_waits_as_its_class_says() {
     for call in Call::ALL.into_iter().filter(|call| *call != Call::ShutDown) {
         for code in Code::ALL {
             let failure = failure(call, code);
-            let (first, tenth) = (failure.wait(1, 0.0), failure.wait(10, 0.0));
+            let (first, tenth) = (wait(&failure, 1, 0.0), wait(&failure, 10, 0.0));
             let expected = match code {
                 // Not called for an InfraMachine. Remediation and drain handle these stages.
                 _ if matches!(call, Call::Restart | Call::VolumeIds) => continue,
@@ -68,7 +72,7 @@ fn what_the_driver_does_not_offer_is_remembered_by_the_call() {
             Some(Operation::GetMachineStatus),
         ),
         (failed(Call::Refresh), None),
-        (Outcome::NoOp(""), None),
+        (Outcome::Unchanged(None), None),
     ] {
         assert_eq!(outcome.awaits_another_driver(), call, "{outcome:?}");
     }
@@ -79,7 +83,7 @@ fn jitter_only_shortens_a_wait_and_never_to_nothing() {
     for call in Call::ALL {
         for code in Code::ALL {
             let failure = failure(call, code);
-            let (whole, less) = (failure.wait(3, 0.0), failure.wait(3, 0.999));
+            let (whole, less) = (wait(&failure, 3, 0.0), wait(&failure, 3, 0.999));
             assert!(less <= whole, "{call:?} {code}");
             assert!(less.is_none_or(|less| less > FIRST_BACKOFF), "{call:?} {code}");
         }
@@ -100,25 +104,25 @@ fn a_wait_that_the_driver_asks_for_is_kept_and_never_ends_the_back_off() {
             (Duration::MAX, [3600, 3600, 3600, 3600, 3600]),
         ] {
             let failure = asking(Call::Create, code, asked);
-            let taken = [1, 2, 3, 4, u32::MAX].map(|attempt| failure.wait(attempt, 0.0));
+            let taken = [1, 2, 3, 4, u32::MAX].map(|attempt| wait(&failure, attempt, 0.0));
             assert_eq!(taken, waits.map(|wait| Some(seconds(wait))), "{code} {asked:?}");
             for attempt in [1, 40] {
-                let longer = failure.wait(attempt, 0.999).unwrap();
+                let longer = wait(&failure, attempt, 0.999).unwrap();
                 assert!(
                     longer >= asked.min(seconds(3600)),
                     "{code}: jitter makes it shorter"
                 );
             }
         }
-        let nothing_asked = failure(Call::Create, code).wait(3, 0.5);
+        let nothing_asked = wait(&failure(Call::Create, code), 3, 0.5);
         assert_eq!(
-            asking(Call::Create, code, Duration::ZERO).wait(3, 0.5),
+            wait(&asking(Call::Create, code, Duration::ZERO), 3, 0.5),
             nothing_asked
         );
     }
     let refused = asking(Call::Create, Code::InvalidArgument, Duration::from_secs(1));
     assert_eq!(
-        refused.wait(1, 0.0),
+        wait(&refused, 1, 0.0),
         None,
         "no time makes a refused spec acceptable"
     );
@@ -174,8 +178,12 @@ fn only_a_vm_that_is_the_machines_own_is_taken_from_an_error() {
 fn messages_of_all_calls_except_the_create_are_redacted_again() {
     for call in Call::ALL {
         let outcome = Outcome::Failed(Box::new(failure(call, Code::Internal)));
-        assert_eq!(outcome.quotes_the_driver(), call != Call::Create, "{call:?}");
-        let Outcome::Failed(changed) = outcome.map_message(|message| format!("[{message}]")) else {
+        assert_eq!(
+            outcome.quoted_message().is_some(),
+            call != Call::Create,
+            "{call:?}"
+        );
+        let Outcome::Failed(changed) = outcome.with_quoted_message("[no]".to_owned()) else {
             panic!("still a failure");
         };
         assert_eq!(changed.status.message(), "[no]");
@@ -185,9 +193,9 @@ fn messages_of_all_calls_except_the_create_are_redacted_again() {
         message: "no".to_owned(),
         requeue_after: FIRST_BACKOFF,
     };
-    assert!(stopping.quotes_the_driver());
+    assert_eq!(stopping.quoted_message(), Some("no"));
     assert!(matches!(
-        stopping.map_message(str::to_uppercase),
+        stopping.with_quoted_message("NO".to_owned()),
         Outcome::Deleting { message, .. } if message == "NO"
     ));
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::waits::retry_wait;
 use super::{
     Adopt, DriverPlan, Observed, Plan, ProviderIdConflict, known_provider_id, made_from, refers_to_another,
+    refuse,
 };
 use crate::api::annotations;
 use crate::api::cluster_api::Machine;
@@ -13,7 +14,7 @@ use crate::api::conditions::{self, reason};
 use crate::api::identity::{Adoption, InvalidSpec, VmRecord, given_state, given_tags};
 use crate::api::retry::LONG_WAIT;
 use crate::api::v1alpha1::InfraMachine;
-use crate::driver::{KnownDriver, PERMIT_WAIT};
+use crate::driver::KnownDriver;
 use crate::machine::outcome::{Blocked, Outcome};
 use cmi_driver::{Operation, ProviderSpec};
 
@@ -72,28 +73,20 @@ pub(super) fn plan_adoption(
     wanted: Result<ProviderSpec, InvalidSpec>,
 ) -> Plan {
     let Some(provider_id) = known_provider_id(machine) else {
-        return Outcome::NoOp("providerID is not valid").into();
+        return Outcome::Unchanged(None).into();
     };
     if !driver.capabilities.supports(Operation::GetMachineStatus) {
         return cannot_look_up(&driver.name).into();
     }
     let look_up = match wanted {
         Ok(wanted) => wanted,
-        Err(invalid) if driver.is_current => {
-            return Outcome::Refused {
-                invalid,
-                requeue_after: None,
-            }
-            .into();
-        }
-        // The driver's capabilities are queried first.
-        Err(_) => return Outcome::Waiting(Some(PERMIT_WAIT)).into(),
+        Err(invalid) => return refuse(invalid, driver),
     };
     if let Some(wait) = retry_wait(observed) {
         return Outcome::Waiting(wait.requeue_after()).into();
     }
     if observed.conflict == ProviderIdConflict::Unknown {
-        return Outcome::Requeue(UNTIL_CACHED).into();
+        return Outcome::Unchanged(Some(UNTIL_CACHED)).into();
     }
     // An unreadable state was already reported as an obstacle.
     let state = given_state(machine).ok().flatten();

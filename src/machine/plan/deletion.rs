@@ -9,13 +9,12 @@ use super::{
     Delete, DriverPlan, GRACE, Observed, PendingCreate, Plan, ShutDown, known_provider_id, no_driver, paused,
     plan_invalid_record,
 };
-use crate::api::annotations;
 use crate::api::conditions::{self, reason};
 use crate::api::identity::{self, Adoption, InvalidRecord, VmRecord, VmState};
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::api::wall_clock::{elapsed, remaining};
+use crate::api::{MACHINE_FINALIZER, ObjectMetaExt as _, annotations};
 use crate::driver::{DriverState, KnownDriver, PERMIT_WAIT};
-use crate::machine::finalizer::has_finalizer;
 use crate::machine::outcome::{Blocked, Failure, Outcome, RemovalReason};
 use cmi_driver::Operation;
 
@@ -30,7 +29,7 @@ pub fn plan_deletion(machine: &InfraMachine, observed: &Observed) -> Plan {
     let is_forced = identity::annotation(machine, annotations::FORCE_DELETE) == Some("true");
     // The pause of the Cluster is not enough, because the cache may be stale or may already lack the Cluster.
     let is_moved = identity::annotation(machine, annotations::DELETE_FOR_MOVE).is_some();
-    if !has_finalizer(machine) {
+    if !machine.metadata.has_finalizer(MACHINE_FINALIZER) {
         return plan_without_finalizer(machine, observed);
     }
     if is_moved && !is_forced {
@@ -98,7 +97,7 @@ fn plan_without_finalizer(machine: &InfraMachine, observed: &Observed) -> Plan {
         .is_some_and(|status| !status.conditions.is_empty());
     let holders = machine.metadata.finalizers.as_deref().unwrap_or_default();
     if !has_said_something || holders.is_empty() || paused(machine, observed.cluster.as_deref()).is_some() {
-        return Outcome::NoOp("the object is being deleted, and this provider holds no finalizer").into();
+        return Outcome::Unchanged(None).into();
     }
     let message = format!(
         "waiting for the finalizers of other controllers: {}",
@@ -114,7 +113,7 @@ fn plan_moved(machine: &InfraMachine, observed: &Observed) -> Plan {
     let deleted = machine.metadata.deletion_timestamp.as_ref();
     let left = deleted.and_then(|deleted| remaining(deleted.0, GRACE, observed.now));
     if let Some(left) = left {
-        return Outcome::Requeue(left).into();
+        return Outcome::Unchanged(Some(left)).into();
     }
     let (mark, force) = (annotations::DELETE_FOR_MOVE, annotations::FORCE_DELETE);
     let message = format!(

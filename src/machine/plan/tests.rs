@@ -67,7 +67,10 @@ fn refused(plan: Plan) -> InvalidSpec {
 #[track_caller]
 fn assert_left(world: &World, machine: MachineFixture) {
     let plan = world.plan(machine);
-    let is_left = matches!(plan, Plan::Outcome(Outcome::NoOp(_) | Outcome::Waiting(None)));
+    let is_left = matches!(
+        plan,
+        Plan::Outcome(Outcome::Unchanged(None) | Outcome::Waiting(None))
+    );
     assert!(is_left, "{plan:?}");
 }
 
@@ -97,14 +100,17 @@ fn failing(seconds: i64) -> MachineFixture {
 fn without_a_machine_as_controller_owner_nothing_is_written() {
     for world in [world().without_owner(), world().owner_not_cached()] {
         let plan = world.plan(machine());
-        assert!(matches!(plan, Plan::Outcome(Outcome::Requeue(_))), "{plan:?}");
+        assert!(
+            matches!(plan, Plan::Outcome(Outcome::Unchanged(Some(_)))),
+            "{plan:?}"
+        );
     }
 }
 
 /// Cluster API creates the object shortly before its owner Machine.
 #[test]
 fn a_machine_without_an_owner_for_a_minute_says_so_and_is_not_written_to() {
-    let later = |seconds| Outcome::Requeue(Duration::from_secs(seconds));
+    let later = |seconds| Outcome::Unchanged(Some(Duration::from_secs(seconds)));
     for world in [world().without_owner(), world().owner_not_cached()] {
         assert_eq!(world.plan(machine()), later(60));
     }
@@ -156,7 +162,10 @@ fn restored_objects_have_a_minute_to_get_an_owner() {
         (soon().without_cluster(), labelled()),
         (world().without_cluster().seconds_later(59), machine()),
     ] {
-        assert_eq!(world.plan(machine), Outcome::Requeue(Duration::from_secs(1)));
+        assert_eq!(
+            world.plan(machine),
+            Outcome::Unchanged(Some(Duration::from_secs(1)))
+        );
     }
 }
 
@@ -271,6 +280,7 @@ fn a_permanently_failed_machine_shows_the_start_and_end_of_a_pause() {
             now: now(),
             attempts: 1,
             wait: None,
+            inputs: INPUTS,
         },
     );
     assert!(!conditions::is_true(&status.conditions, conditions::PAUSED));
@@ -610,6 +620,7 @@ fn after(outcome: &Outcome) -> MachineFixture {
         now: now(),
         attempts: 1,
         wait: None,
+        inputs: INPUTS,
     };
     let status = status::after(&before.clone().build(), outcome, moment);
     before.status(|shown| *shown = status)

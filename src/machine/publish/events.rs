@@ -6,7 +6,7 @@ use crate::api::identity::{self, Adoption};
 use crate::api::v1alpha1::{InfraMachine, OperationType};
 use crate::apiserver::NewEvent;
 use crate::machine::outcome::{Failure, Outcome, RemovalReason};
-use cmi_driver::{Code, Operation, PowerState};
+use cmi_driver::{Code, Machine, Operation, PowerState};
 
 #[cfg(test)]
 mod tests;
@@ -17,8 +17,7 @@ mod tests;
 /// `attempts` is the number of consecutive failures, including this failure.
 pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<NewEvent> {
     let (is_new, event) = match outcome {
-        Outcome::NoOp(_)
-        | Outcome::Requeue(_)
+        Outcome::Unchanged(_)
         | Outcome::NotSupported(_)
         | Outcome::Waiting(_)
         | Outcome::Queued { .. }
@@ -30,52 +29,15 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
             needs_intervention(block.reason) && is_new(before, block.condition, block.reason),
             NewEvent::warning(block.reason, "Reconcile", block.message.clone()),
         ),
-        Outcome::Refused { invalid, .. } => (
-            has_no_failure(before),
-            NewEvent::warning(Code::InvalidArgument.name(), "Validate", invalid.to_string()),
-        ),
-        Outcome::Provisioned(vm) if vm.power_state == Some(PowerState::Failed) => {
-            let text = format!(
-                "the driver reports that VM {} failed and will not run again",
-                vm.provider_id
-            );
+        Outcome::Refused { invalid, .. } => {
+            let code = Code::InvalidArgument.name();
+            let shown = [conditions::READY, conditions::VIRTUAL_MACHINE_UP_TO_DATE];
             (
-                is_new(before, conditions::READY, reason::VIRTUAL_MACHINE_FAILED),
-                NewEvent::warning(reason::VIRTUAL_MACHINE_FAILED, "GetMachineStatus", text),
+                shown.iter().all(|shown| is_new(before, shown, code)),
+                NewEvent::warning(code, "Validate", invalid.to_string()),
             )
         }
-        Outcome::Provisioned(vm)
-            if before.is_provisioned() && vm.power_state == Some(PowerState::Stopped) =>
-        {
-            let text = format!("VM {} is switched off", vm.provider_id);
-            (
-                is_new(before, conditions::VIRTUAL_MACHINE_RUNNING, reason::POWERED_OFF),
-                NewEvent::warning(reason::POWERED_OFF, "GetMachineStatus", text),
-            )
-        }
-        Outcome::Provisioned(vm) if before.is_provisioned() => {
-            let text = format!("VM {} is running again", vm.provider_id);
-            let was_lost = matches!(
-                ready_reason(before),
-                Some(reason::VIRTUAL_MACHINE_VANISHED | reason::VIRTUAL_MACHINE_FAILED)
-            );
-            let was_off = is_powered_off(before) && vm.power_state == Some(PowerState::Running);
-            (
-                was_lost || was_off,
-                NewEvent::normal(reason::READY, "GetMachineStatus", text),
-            )
-        }
-        Outcome::Provisioned(vm) if is_adoption(before) => {
-            let text = format!("adopted VM {}", vm.provider_id);
-            (
-                true,
-                NewEvent::normal(reason::PROVISIONED, "GetMachineStatus", text),
-            )
-        }
-        Outcome::Provisioned(vm) => {
-            let text = format!("provisioned VM {}", vm.provider_id);
-            (true, NewEvent::normal(reason::PROVISIONED, "CreateMachine", text))
-        }
+        Outcome::Provisioned(vm) => of_existing(before, vm),
         Outcome::Updated => {
             let text = "updated the VM to the provider spec";
             (true, NewEvent::normal(reason::UP_TO_DATE, "UpdateMachine", text))
@@ -114,6 +76,38 @@ pub fn of(before: &InfraMachine, outcome: &Outcome, attempts: u32) -> Option<New
     is_new.then_some(event)
 }
 
+/// Returns the event for a VM that exists, and whether it is new.
+fn of_existing(before: &InfraMachine, vm: &Machine) -> (bool, NewEvent) {
+    let (id, look_up) = (&vm.provider_id, Operation::GetMachineStatus.name());
+    match vm.power_state {
+        Some(PowerState::Failed) => {
+            let text = format!("the driver reports that VM {id} failed and will not run again");
+            let event = NewEvent::warning(reason::VIRTUAL_MACHINE_FAILED, look_up, text);
+            (is_new(before, conditions::READY, &event.reason), event)
+        }
+        Some(PowerState::Stopped) if before.is_provisioned() => {
+            let event = NewEvent::warning(reason::POWERED_OFF, look_up, format!("VM {id} is switched off"));
+            (!is_powered_off(before), event)
+        }
+        power if before.is_provisioned() => {
+            let lost = [reason::VIRTUAL_MACHINE_VANISHED, reason::VIRTUAL_MACHINE_FAILED];
+            let was_lost = lost.iter().any(|lost| !is_new(before, conditions::READY, lost));
+            let was_off = is_powered_off(before) && power == Some(PowerState::Running);
+            let event = NewEvent::normal(reason::READY, look_up, format!("VM {id} is running again"));
+            (was_lost || was_off, event)
+        }
+        _ => {
+            let (action, verb) = if is_adoption(before) {
+                (look_up, "adopted")
+            } else {
+                (Operation::CreateMachine.name(), "provisioned")
+            };
+            let event = NewEvent::normal(reason::PROVISIONED, action, format!("{verb} VM {id}"));
+            (true, event)
+        }
+    }
+}
+
 /// Returns whether another controller created the VM of a machine that comes up.
 fn is_adoption(before: &InfraMachine) -> bool {
     Adoption::of(before) == Adoption::Asked || identity::record(before).is_some_and(|record| record.adopted)
@@ -137,11 +131,6 @@ fn needs_intervention(why: &str) -> bool {
     )
 }
 
-fn ready_reason(machine: &InfraMachine) -> Option<&str> {
-    let conditions = &machine.status.as_ref()?.conditions;
-    Some(conditions::get(conditions, conditions::READY)?.reason.as_str())
-}
-
 fn is_powered_off(machine: &InfraMachine) -> bool {
     !is_new(machine, conditions::VIRTUAL_MACHINE_RUNNING, reason::POWERED_OFF)
 }
@@ -153,17 +142,6 @@ fn is_new(before: &InfraMachine, type_: &str, reason: &str) -> bool {
         .map(|status| status.conditions.as_slice())
         .unwrap_or_default();
     conditions::get(conditions, type_).is_none_or(|condition| condition.reason != reason)
-}
-
-fn has_no_failure(before: &InfraMachine) -> bool {
-    before.status.as_ref().is_none_or(|status| {
-        status.failure_reason.is_none()
-            && is_new(
-                before,
-                conditions::VIRTUAL_MACHINE_UP_TO_DATE,
-                Code::InvalidArgument.name(),
-            )
-    })
 }
 
 fn is_new_failure(before: &InfraMachine, failure: &Failure, attempts: u32) -> bool {

@@ -2,28 +2,26 @@
 
 use crate::api::conditions::{self, reason};
 use crate::api::v1alpha1::InfraMachine;
-use crate::api::wall_clock;
-use crate::api::wall_clock::elapsed;
+use crate::api::wall_clock::{self, elapsed};
 use crate::machine::Context;
 use crate::machine::gather::Gathered;
 use crate::telemetry::metrics::MachinePhase;
 
 /// Returns the phase of a machine.
 pub fn phase(machine: &InfraMachine) -> MachinePhase {
-    let status = machine.status.as_ref();
-    let ready = status.is_some_and(|status| conditions::is_true(&status.conditions, conditions::READY));
-    let failed = status.is_some_and(|status| status.failure_reason.is_some());
-    match (
-        machine.metadata.deletion_timestamp.is_some(),
-        failed,
-        machine.is_provisioned(),
-        ready,
-    ) {
-        (true, ..) => MachinePhase::Deleting,
-        (false, true, ..) => MachinePhase::Failed,
-        (false, false, true, true) => MachinePhase::Provisioned,
-        (false, false, true, false) => MachinePhase::NotReady,
-        (false, false, false, _) => MachinePhase::Pending,
+    if machine.metadata.deletion_timestamp.is_some() {
+        return MachinePhase::Deleting;
+    }
+    match &machine.status {
+        Some(status) if status.failure_reason.is_some() => MachinePhase::Failed,
+        Some(status) if machine.is_provisioned() => {
+            if conditions::is_true(&status.conditions, conditions::READY) {
+                MachinePhase::Provisioned
+            } else {
+                MachinePhase::NotReady
+            }
+        }
+        Some(_) | None => MachinePhase::Pending,
     }
 }
 

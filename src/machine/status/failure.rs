@@ -103,7 +103,11 @@ impl Draft<'_> {
             .last_operation
             .take()
             .filter(|shown| is_of_this_spec && is_shown_by(shown, &failed));
-        let published = shown.unwrap_or(failed);
+        let mut published = shown.unwrap_or(failed);
+        if failure.disposition == Disposition::Terminal {
+            // Any process notices a change after a create that failed for good.
+            published.inputs = Some(timing.inputs.to_string());
+        }
         let message = published.message.clone().unwrap_or_default();
         self.status.last_operation = Some(published);
         message

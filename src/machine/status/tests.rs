@@ -25,6 +25,7 @@ fn timing() -> RetryTiming {
         now: at(10),
         attempts: 2,
         wait: Some(Duration::from_secs(30)),
+        inputs: 0,
     }
 }
 
@@ -99,7 +100,7 @@ fn blocked(plan: Plan) -> Outcome {
 fn harmless() -> Vec<Outcome> {
     let finalizer_missing = || machine().provisioned().without_record();
     let mut all = vec![
-        Outcome::NoOp(""),
+        Outcome::Unchanged(None),
         Outcome::Waiting(Some(Duration::from_secs(1))),
         blocked(world().paused().plan(machine().provisioned())),
         blocked(world().driver_not_configured().plan(machine().provisioned())),
@@ -199,8 +200,8 @@ fn no_status_ever_holds_a_null() {
 #[test]
 fn what_has_nothing_to_say_writes_nothing() {
     for outcome in [
-        Outcome::NoOp(""),
-        Outcome::Requeue(Duration::from_secs(1)),
+        Outcome::Unchanged(None),
+        Outcome::Unchanged(Some(Duration::from_secs(1))),
         Outcome::NotSupported(Operation::GetMachineStatus),
         Outcome::Gone,
         Outcome::Waiting(Some(Duration::from_secs(1))),
@@ -249,11 +250,12 @@ fn published_in_an_hour(says: impl Fn(u32) -> String) -> (u32, Vec<i32>) {
         let Outcome::Failed(failure) = &outcome else {
             panic!("{outcome:?}");
         };
-        let wait = failure.wait(attempts, 0.0);
+        let wait = failure.disposition.wait(&failure.status, attempts, 0.0);
         let timing = RetryTiming {
             now: at(second),
             attempts,
             wait,
+            inputs: 0,
         };
         let status = after(&machine, &outcome, timing);
         if machine.status.as_ref() != Some(&status) {

@@ -17,7 +17,7 @@ use crate::api::identity;
 use crate::api::retry::{self, Call};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineRemediation, RemediationPhase};
 use crate::api::wall_clock;
-use crate::apiserver::secrets::Redactor;
+use crate::apiserver::secrets::without_bootstrap_data;
 use crate::apiserver::{Error, NewEvent};
 use crate::driver::credentials;
 use crate::driver::{PERMIT_WAIT, Permit, VM_LOCK_WAIT};
@@ -61,7 +61,7 @@ pub async fn restart(gathered: &Gathered, ctx: &Context, restart: Restart) -> Re
     };
     let answer = permit.driver().restart_machine(request).await;
     let answer = match answer {
-        Err(status) => Err(without_bootstrap_data(gathered, ctx, status).await),
+        Err(status) => Err(redacted(gathered, ctx, status).await),
         Ok(()) => Ok(()),
     };
     let (record, metadata) = match RestartResult::of(&answer) {
@@ -178,12 +178,12 @@ fn event(outcome: &RemediationState) -> NewEvent {
 }
 
 /// The status without bootstrap data, which a driver may have kept from the create (OPS-11).
-async fn without_bootstrap_data(gathered: &Gathered, ctx: &Context, status: Status) -> Status {
+async fn redacted(gathered: &Gathered, ctx: &Context, status: Status) -> Status {
     let machine = gathered.observed.owner.machine();
     let Some(name) = machine.and_then(|machine| machine.spec.bootstrap.data_secret_name.as_deref()) else {
         return status;
     };
-    let redactor = Redactor::of_bootstrap_data(&ctx.client, gathered.namespace(), name).await;
-    let message = redactor.redact(status.message());
+    let namespace = gathered.namespace();
+    let message = without_bootstrap_data(&ctx.client, namespace, name, status.message()).await;
     status.with_message(message)
 }

@@ -128,7 +128,7 @@ fn what_is_not_said_or_contested_is_no_reason_to_call_or_to_take_over() {
         "{message}"
     );
     let unknown = world().not_cached_yet();
-    let Plan::Outcome(Outcome::Requeue(_)) = unknown.plan(asked()) else {
+    let Plan::Outcome(Outcome::Unchanged(Some(_))) = unknown.plan(asked()) else {
         panic!("others may name the VM that are not cached either");
     };
     refresh(unknown.plan(confirmed()));

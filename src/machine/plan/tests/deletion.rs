@@ -66,7 +66,7 @@ fn what_clusterctl_moves_away_is_left_though_no_pause_is_seen() {
         let lost = moved().provider_id("sim://1").without_record();
         for fixture in [moved(), lost] {
             let plan = world.plan(fixture);
-            assert_eq!(plan, Outcome::Requeue(Duration::from_mins(1)));
+            assert_eq!(plan, Outcome::Unchanged(Some(Duration::from_mins(1))));
         }
     }
     // An interrupted move leaves the Cluster paused.

@@ -75,7 +75,7 @@ fn provisioned_without_an_id_is_left() {
     let mut fixture = machine().provisioned().build();
     fixture.spec.provider_id = None;
     let plan = world().plan(fixture.into());
-    assert!(matches!(plan, Plan::Outcome(Outcome::NoOp(_))), "{plan:?}");
+    assert!(matches!(plan, Plan::Outcome(Outcome::Unchanged(_))), "{plan:?}");
 }
 
 /// UPD-01, UPD-03

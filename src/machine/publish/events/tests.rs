@@ -37,6 +37,7 @@ fn events(before: MachineFixture, outcome: &Outcome) -> (Option<NewEvent>, Optio
         now: at(10),
         attempts: 1,
         wait: None,
+        inputs: 0,
     };
     machine.status = Some(status::after(&machine, outcome, timing));
     (first, of(&machine, outcome, 2))
@@ -235,7 +236,15 @@ fn what_only_takes_its_time_is_not_said() {
     let paused = blocked(world().paused().plan(machine()));
     let silent = Outcome::Waiting(Some(Duration::ZERO));
     let never = Outcome::RemoveFinalizer(RemovalReason::NeverCreated);
-    for outcome in [Outcome::NoOp(""), deleting, kept, waiting, paused, silent, never] {
+    for outcome in [
+        Outcome::Unchanged(None),
+        deleting,
+        kept,
+        waiting,
+        paused,
+        silent,
+        never,
+    ] {
         assert_eq!(of(&machine().build(), &outcome, 1), None, "{outcome:?}");
     }
 }
