@@ -12,7 +12,7 @@ use kube::api::{Api, DeleteParams, ListParams};
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
-use self::left::{Left, STOPPED, TOKEN, guarded};
+use self::left::{Left, NAMES, STOPPED, TOKEN, guarded};
 use crate::support::DEADLINE;
 use crate::support::by_hand::infra_machines;
 
@@ -25,7 +25,7 @@ async fn a_foreign_machine_deployment_migrates_with_its_vms() -> Result<()> {
 
     warns_of_a_health_check(&left).await?;
     let planned = left.done(&["--dry-run"]).await?;
-    let [first, _] = left.names();
+    let [first, _] = NAMES;
     for part in [
         "2 VMs are adopted",
         &format!("create   InfraMachine {first}: adopts"),

@@ -28,5 +28,7 @@ pub use self::{
     python::{Ec2, Ec2Guest, Python, python_drivers, python_kit},
     release::make_release,
     seeded::{Seed, seeded_guests},
-    skips::{NO_CREDENTIALS, NO_LIST_STATE, NO_MACHINE_TAG, NO_QUOTA, UNIQUE_NAMES, skips_only},
+    skips::{
+        NO_ADDRESS_PATH, NO_CREDENTIALS, NO_LIST_STATE, NO_MACHINE_TAG, NO_QUOTA, UNIQUE_NAMES, skips_only,
+    },
 };

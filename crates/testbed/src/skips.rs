@@ -11,6 +11,8 @@ pub const NO_CREDENTIALS: &str = "the driver takes no credentials";
 pub const NO_MACHINE_TAG: &str = "the driver does not add the tag `capcmi.io/machine` (`hot_updatable`)";
 /// A list with states would take a request for each VM.
 pub const NO_LIST_STATE: &str = "the driver's lists have no state (`list_has_state`)";
+/// DHCP or the platform gives the addresses.
+pub const NO_ADDRESS_PATH: &str = "the driver cannot set static addresses (`address_path`)";
 /// Several VMs of one machine cannot exist.
 pub const UNIQUE_NAMES: &str = "the back end takes no second VM of a name (`uniqueNames`)";
 /// The platform has no quota.

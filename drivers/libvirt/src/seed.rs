@@ -166,9 +166,9 @@ impl Interface {
             let to = if gateway.is_ipv6() { "::/0" } else { "0.0.0.0/0" };
             format!("{{to: \"{to}\", via: \"{gateway}\"{metric}}}")
         };
-        let gateways = self.gateways().into_iter();
-        let others = gateways.filter(|gateway| Some(*gateway) != gateway6);
-        others.map(|gateway| route(&gateway)).collect()
+        let mut others = self.gateways();
+        others.retain(|gateway| Some(*gateway) != gateway6);
+        others.iter().map(route).collect()
     }
 }
 

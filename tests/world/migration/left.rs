@@ -28,6 +28,8 @@ use crate::support::sets::Sets;
 use crate::support::{Cloud, DEADLINE, Provider, Trap, World};
 
 pub const GROUP: &str = "machine.sapcloud.io";
+/// The machines.
+pub const NAMES: [&str; 2] = ["a", "b"];
 /// The back end requires this token, and the Secrets of classes contain it.
 pub const TOKEN: &str = "canary-token-of-a-machine-class";
 pub const STOPPED: &str = "--machine-controller-manager-is-stopped";
@@ -91,7 +93,7 @@ impl Left {
         let mut all = self.class();
         all.push(self.set("MachineDeployment", "workers", None));
         all.push(self.set("MachineSet", "workers-1", Some(("MachineDeployment", "workers"))));
-        for name in self.names() {
+        for name in NAMES {
             let id = self.plant(name)?;
             all.push(self.machine(name, &id, Some(("MachineSet", "workers-1"))));
         }
@@ -136,11 +138,6 @@ impl Left {
                 json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}});
         }
         set
-    }
-
-    /// The machines.
-    pub fn names(&self) -> [&'static str; 2] {
-        ["a", "b"]
     }
 
     pub fn machine(&self, name: &str, id: &str, owner: Option<(&str, &str)>) -> Value {
@@ -240,7 +237,9 @@ impl Left {
         };
         let printed = Mutex::new(String::new());
         let ended = run(&line.args, places, &|text| {
-            *printed.lock() += &format!("{text}\n")
+            let mut lines = printed.lock();
+            lines.push_str(text);
+            lines.push('\n');
         })
         .await;
         Ok(ended.map(|()| printed.into_inner()))

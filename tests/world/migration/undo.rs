@@ -7,7 +7,7 @@ use kube::api::DeleteParams;
 use management_cluster::eventually;
 use serde_json::json;
 
-use super::left::{Left, STOPPED};
+use super::left::{Left, NAMES, STOPPED};
 use crate::support::DEADLINE;
 
 const UNDO: [&str; 2] = ["--undo", STOPPED];
@@ -58,7 +58,7 @@ async fn nothing_is_undone_where_a_machine_is_not_as_the_migration_has_left_it()
     left.apply(left.deployment()?).await?;
     left.done(&[STOPPED]).await?;
     left.runs(2).await?;
-    let [first, second] = left.names();
+    let [first, second] = NAMES;
 
     let undo = async || {
         let before = left.versions().await?;

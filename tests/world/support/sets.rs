@@ -102,12 +102,12 @@ async fn delete_with_dependents(world: &World, kind: &str, owner: &DynamicObject
     } else {
         "MachineSet"
     };
-    let mut owned = list(world, dependent).await?;
-    owned.retain(|object| is_owned(object, owner));
-    if owned.is_empty() {
+    let mut dependents = list(world, dependent).await?;
+    dependents.retain(|object| is_owned(object, owner));
+    if dependents.is_empty() {
         return write(world, kind, owner, json!({"metadata": {"finalizers": null}})).await;
     }
-    for object in owned {
+    for object in dependents {
         api(world, dependent)
             .delete(&object.name_any(), &DeleteParams::default())
             .await?;

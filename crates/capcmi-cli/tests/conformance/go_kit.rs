@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use management_cluster::RunFolder;
-use testbed::{NO_LIST_STATE, NO_MACHINE_TAG, UNIQUE_NAMES, go_driver, skips_only};
+use testbed::{NO_ADDRESS_PATH, NO_LIST_STATE, NO_MACHINE_TAG, UNIQUE_NAMES, go_driver, skips_only};
 use tokio::process::Command;
 
 use crate::python::{NOT_OF_A_FOLDER, SKIPS_OF_A_FOLDER};
@@ -119,7 +119,7 @@ async fn the_fake_driver_of_mcm_reaches_the_verdict_full() -> Result<()> {
         ".",
         test,
         &NOT_OF_MCM,
-        &[NO_MACHINE_TAG, NO_LIST_STATE, UNIQUE_NAMES],
+        &[NO_ADDRESS_PATH, NO_MACHINE_TAG, NO_LIST_STATE, UNIQUE_NAMES],
     )
     .await
 }
@@ -141,7 +141,7 @@ async fn a_rest_driver_on_the_go_kit_reaches_the_verdict_full() -> Result<()> {
         "./cmitest",
         "TestREST",
         &NOT_OF_A_FOLDER,
-        &[NO_MACHINE_TAG, NO_LIST_STATE],
+        &[NO_ADDRESS_PATH, NO_MACHINE_TAG, NO_LIST_STATE],
     )
     .await
 }
@@ -164,5 +164,12 @@ async fn go_test_fails_for_a_broken_driver() -> Result<()> {
 async fn the_vsphere_driver_reaches_the_verdict_full() -> Result<()> {
     let driver = repository().join("drivers/vsphere");
     let calls = ["UpdateMachine", "GetConsole", "GenerateMachineClassForMigration"];
-    reaches_full(&driver, ".", "TestConformance", &calls, &[NO_MACHINE_TAG]).await
+    reaches_full(
+        &driver,
+        ".",
+        "TestConformance",
+        &calls,
+        &[NO_ADDRESS_PATH, NO_MACHINE_TAG],
+    )
+    .await
 }

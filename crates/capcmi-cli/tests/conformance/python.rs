@@ -5,7 +5,10 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 use management_cluster::RunFolder;
 use serde_json::{Value, json};
-use testbed::{NO_CREDENTIALS, NO_LIST_STATE, NO_MACHINE_TAG, NO_QUOTA, Python, python_drivers, skips_only};
+use testbed::{
+    NO_ADDRESS_PATH, NO_CREDENTIALS, NO_LIST_STATE, NO_MACHINE_TAG, NO_QUOTA, Python, python_drivers,
+    skips_only,
+};
 
 use crate::restarted::{self, Restarted};
 
@@ -44,7 +47,13 @@ pub const NOT_OF_A_FOLDER: [&str; 8] = [
     "GenerateMachineClassForMigration",
 ];
 /// Why a whole run against such a driver skips other cases.
-pub const SKIPS_OF_A_FOLDER: [&str; 4] = [NO_CREDENTIALS, NO_MACHINE_TAG, NO_LIST_STATE, NO_QUOTA];
+pub const SKIPS_OF_A_FOLDER: [&str; 5] = [
+    NO_ADDRESS_PATH,
+    NO_CREDENTIALS,
+    NO_MACHINE_TAG,
+    NO_LIST_STATE,
+    NO_QUOTA,
+];
 
 /// Runs the suite as an author does, and returns its report. A run of all cases must try every rule.
 pub async fn tested(folder: &RunFolder, endpoint: &str, config: &Value, only: &[&str]) -> Result<Value> {
@@ -148,6 +157,7 @@ async fn the_ec2_driver_in_python_keeps_the_rules_of_every_call() -> Result<()> 
 async fn the_python_ec2_driver_complies_also_in_outages_and_after_kills() -> Result<()> {
     let calls = ["RestartMachine", "GetConsole", "GenerateMachineClassForMigration"];
     let reasons = [
+        NO_ADDRESS_PATH,
         NO_LIST_STATE,
         NO_QUOTA,
         // A full zone ends a create, and its repeat tries the next zone. The driver's own tests have one.

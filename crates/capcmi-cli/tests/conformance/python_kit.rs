@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use management_cluster::RunFolder;
-use testbed::{NO_LIST_STATE, NO_MACHINE_TAG, Python, python_drivers, python_kit, skips_only};
+use testbed::{
+    NO_ADDRESS_PATH, NO_LIST_STATE, NO_MACHINE_TAG, Python, python_drivers, python_kit, skips_only,
+};
 use tokio::process::Command;
 
 use crate::python::{NOT_OF_A_FOLDER, SKIPS_OF_A_FOLDER};
@@ -140,7 +142,7 @@ async fn every_call_of_the_python_kit_keeps_every_rule() -> Result<()> {
 #[ignore = "long: a whole run against a slow back end"]
 async fn a_rest_driver_on_the_python_kit_reaches_the_verdict_full() -> Result<()> {
     let kit = repository().join("sdk/python");
-    let reasons = [NO_MACHINE_TAG, NO_LIST_STATE];
+    let reasons = [NO_ADDRESS_PATH, NO_MACHINE_TAG, NO_LIST_STATE];
     reaches_full(
         &kit,
         &python_kit(),
