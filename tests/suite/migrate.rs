@@ -4,15 +4,13 @@
 //! The tests use its Go module: the definitions, the controllers of MachineDeployments and MachineSets, and
 //! the machine controller. The machine controller calls the simulated driver over CMI.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use base64::prelude::{BASE64_STANDARD, Engine as _};
-use cmi_driver::{Operation, tags};
-use cmi_simulated::{Phase, PlantedVm, Vm};
+use cmi_driver::Operation;
+use cmi_simulated::{Phase, Vm};
 use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams};
@@ -24,18 +22,10 @@ use management_cluster::stand_in::StandInController;
 use serde_json::{Value, json};
 
 use crate::support::fleet::objects;
+use crate::support::mcm_objects::{GROUP, McmObjects, guarded};
 use crate::support::plugin::Plugin;
 use crate::support::provider::Replica;
 use crate::support::{Cloud, DEADLINE, Fleet, Provider, World};
-
-const GROUP: &str = "machine.sapcloud.io";
-/// The back end requires this token, and the Secrets of classes contain it.
-const TOKEN: &str = "canary-token-of-a-machine-class";
-
-/// A back end that refuses every call without the token. The Cluster has no credentials.
-fn guarded() -> Value {
-    json!({"credentials": {"token": TOKEN}, "disabledCalls": ["ListZones"]})
-}
 
 /// A namespace with a Cluster, and a MachineDeployment of machine-controller-manager. The VMs of its two
 /// machines run and are Nodes.
@@ -66,106 +56,18 @@ impl Left {
         Ok((left, provider))
     }
 
-    /// A VM as machine-controller-manager has it made.
-    fn plant(&self, name: &str) -> Result<String> {
-        let mut planted = PlantedVm::new("shoot--old", name, "");
-        planted.tags.remove(tags::MACHINE);
-        planted.tags.insert("worker".to_owned(), "1".to_owned());
-        planted.user_data = self.user_data.clone().into();
-        let id = self.cloud.console()?.plant(planted);
-        id.map_err(|status| anyhow!("planting a VM: {status}"))
-    }
-
-    /// A MachineDeployment with its set, class and Secret, and with two machines.
-    fn deployment(&self) -> Result<Vec<Value>> {
-        let mut all = self.class();
-        all.push(self.set("MachineDeployment", "workers", None));
-        all.push(self.set("MachineSet", "workers-1", Some(("MachineDeployment", "workers"))));
-        for name in self.names() {
-            let id = self.plant(&name)?;
-            all.push(self.machine(&name, &id, Some(("MachineSet", "workers-1"))));
+    /// Makes the objects and VMs that it left.
+    fn objects(&self) -> McmObjects<'_> {
+        McmObjects {
+            world: &self.world,
+            cloud: &self.cloud,
+            user_data: &self.user_data,
         }
-        Ok(all)
-    }
-
-    /// A class, and its Secret before it.
-    fn class(&self) -> Vec<Value> {
-        let secret = json!({
-            "apiVersion": "v1", "kind": "Secret", "metadata": self.metadata("cloud"),
-            "data": {
-                "userData": BASE64_STANDARD.encode(&self.user_data),
-                "token": BASE64_STANDARD.encode(TOKEN),
-            },
-        });
-        let provider_spec = json!({
-            "vmPool": "default", "size": "small",
-            "tags": {"worker": "1", tags::CLUSTER: "shoot--old", tags::ROLE: "node"},
-        });
-        let class = json!({
-            "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": "MachineClass",
-            "metadata": self.metadata("small"),
-            "provider": "simulated", "providerSpec": provider_spec,
-            "secretRef": {"name": "cloud", "namespace": self.world.namespace},
-        });
-        vec![secret, class]
-    }
-
-    /// A MachineDeployment or MachineSet of two machines of the class.
-    fn set(&self, kind: &str, name: &str, owner: Option<(&str, &str)>) -> Value {
-        let spec = json!({"class": {"kind": "MachineClass", "name": "small"}});
-        let mut set = json!({
-            "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": kind, "metadata": self.metadata(name),
-            "spec": {
-                "replicas": 2, "selector": {"matchLabels": {"name": "workers"}},
-                "template": {"metadata": {"labels": {"name": "workers"}}, "spec": spec},
-            },
-        });
-        if let Some(owner) = owner {
-            set["metadata"]["ownerReferences"] = owned_by(owner);
-        } else {
-            set["spec"]["strategy"] =
-                json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}});
-        }
-        set
     }
 
     /// The machines, which are also Nodes beside those of other cases.
     fn names(&self) -> [String; 2] {
         ["a", "b"].map(|name| format!("{}-{name}", self.world.namespace))
-    }
-
-    fn machine(&self, name: &str, id: &str, owner: Option<(&str, &str)>) -> Value {
-        let mut machine = json!({
-            "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": "Machine", "metadata": self.metadata(name),
-            "spec": {"providerID": id, "class": {"kind": "MachineClass", "name": "small"}},
-        });
-        if let Some(owner) = owner {
-            machine["metadata"]["ownerReferences"] = owned_by(owner);
-        }
-        machine
-    }
-
-    fn metadata(&self, name: &str) -> Value {
-        json!({"name": name, "namespace": self.world.namespace, "labels": {"name": "workers"}})
-    }
-
-    async fn apply(&self, objects: Vec<Value>) -> Result<()> {
-        let mut uids = BTreeMap::new();
-        for mut object in objects {
-            // The garbage collector deletes objects whose owner does not exist.
-            for owner in object["metadata"]["ownerReferences"]
-                .as_array_mut()
-                .into_iter()
-                .flatten()
-            {
-                let uid: Option<&String> = uids.get(&(owner["kind"].to_string(), owner["name"].to_string()));
-                owner["uid"] = json!(uid.context("an owner that was not made before")?);
-            }
-            let key = (object["kind"].to_string(), object["metadata"]["name"].to_string());
-            let made = management_cluster::apply(&self.world.admin, object).await?;
-            uids.insert(key, made.uid().context("no UID")?);
-        }
-        Ok(())
     }
 
     fn command(&self, kubeconfig: &Path, flags: &[&str]) -> Result<Command> {
@@ -195,11 +97,6 @@ fn printed(output: &Output) -> Result<String, String> {
     } else {
         Err(format!("{:?}: {}", output.status.code(), text(&output.stderr)))
     }
-}
-
-fn owned_by((kind, name): (&str, &str)) -> Value {
-    json!([{"apiVersion": "machine.sapcloud.io/v1alpha1", "kind": kind, "name": name,
-        "uid": "of-another-cluster", "controller": true}])
 }
 
 /// Installs the definitions of machine-controller-manager.
@@ -232,8 +129,10 @@ impl Run {
         let plugin = Plugin::start(&left.world, "mcm", &left.cloud.config(guarded())).await?;
         let kubelets = left.world.kubelets(&left.cloud);
         let manager = left.manager(&plugin).await?;
-        left.apply(left.class()).await?;
-        left.apply(vec![left.set("MachineDeployment", "workers", None)])
+        let objects = left.objects();
+        objects.apply(objects.class()).await?;
+        objects
+            .apply(vec![objects.set("MachineDeployment", "workers", None)])
             .await?;
         left.running(2).await?;
         let vms = left.cloud.holds(2).await?;
@@ -498,7 +397,7 @@ async fn what_is_left_goes_without_the_vms_as_the_guide_says(mut run: Run) -> Re
         .await?;
     }
 
-    run.left.apply(run.left.class()).await?;
+    run.left.objects().apply(run.left.objects().class()).await?;
     run.left.cloud.holds(0).await?;
     Ok(())
 }
@@ -590,10 +489,11 @@ async fn an_interrupted_migration_continues_after_a_move_by_clusterctl() -> Resu
     let _at_target = at_target.start(&target).await?;
     let _control_planes = StandInController::start(&target.management).await?;
     let _kubelets = left.world.kubelets(&left.cloud);
-    let mut all = left.deployment()?;
+    let objects = left.objects();
+    let mut all = objects.deployment(&left.names())?;
     let alone = format!("{}-alone", source.namespace);
-    all.push(left.machine(&alone, &left.plant(&alone)?, None));
-    left.apply(all).await?;
+    all.push(objects.machine(&alone, &objects.plant(&alone)?, None));
+    objects.apply(all).await?;
     let vms = left.cloud.holds(3).await?;
     let (proxy, next) = Writes::watched(&left).await?;
     let kubeconfig = proxy.kubeconfig(source.management.admin_kubeconfig())?;

@@ -21,6 +21,8 @@ pub mod fleet;
 #[path = "../support/ipam.rs"]
 pub mod ipam;
 pub mod lost_machines;
+#[path = "../support/mcm_objects.rs"]
+pub mod mcm_objects;
 pub mod metrics;
 pub mod oci_registry;
 pub mod plugin;

@@ -12,15 +12,16 @@ use kube::api::{Api, DeleteParams, ListParams};
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
-use self::left::{Left, NAMES, STOPPED, TOKEN, guarded};
+use self::left::{Left, NAMES, STOPPED};
 use crate::support::DEADLINE;
 use crate::support::by_hand::infra_machines;
+use crate::support::mcm_objects::{TOKEN, guarded};
 
 /// CTL-06: the whole way, by the objects in a cluster.
 #[tokio::test(start_paused = true)]
 async fn a_foreign_machine_deployment_migrates_with_its_vms() -> Result<()> {
     let left = Left::new("migrate").await?;
-    left.apply(left.deployment()?).await?;
+    left.objects().apply(left.objects().deployment(&NAMES)?).await?;
     let vms = left.cloud.holds(2).await?;
 
     warns_of_a_health_check(&left).await?;
@@ -163,7 +164,9 @@ async fn refuses_a_lease_that_is_renewed_or_is_over(left: &Left) -> Result<()> {
 /// It is neither left out silently nor marked.
 async fn refuses_a_machine_that_comes_later(left: &Left) -> Result<()> {
     let uid = left.theirs_of("MachineSet").get("workers-1").await?.uid();
-    let mut late = left.machine("late", "simulated://late", Some(("MachineSet", "workers-1")));
+    let mut late = left
+        .objects()
+        .machine("late", "simulated://late", Some(("MachineSet", "workers-1")));
     late["metadata"]["ownerReferences"][0]["uid"] = json!(uid);
     management_cluster::apply(&left.world.admin, late).await?;
     let came = left.failed(&[STOPPED]).await?;
@@ -196,13 +199,13 @@ async fn makes_nothing_again(left: &Left) -> Result<()> {
 #[tokio::test(start_paused = true)]
 async fn a_migration_that_is_cut_off_after_every_write_is_taken_up_again() -> Result<()> {
     let left = Left::new("migrate-cut").await?;
-    let mut all = left.deployment()?;
+    let mut all = left.objects().deployment(&NAMES)?;
     let empty = all.iter().find(|object| object["kind"] == "MachineDeployment");
     let mut empty = empty.context("no MachineDeployment")?.clone();
     empty["metadata"]["name"] = json!("empty");
     empty["spec"]["replicas"] = json!(0);
     all.push(empty);
-    left.apply(all).await?;
+    left.objects().apply(all).await?;
     let vms = left.cloud.holds(2).await?;
     let (mut cut, mut refused) = (0, 0);
     while left.is_cut_off(&[STOPPED]).await? {
@@ -236,9 +239,12 @@ async fn a_migration_that_is_cut_off_after_every_write_is_taken_up_again() -> Re
 #[tokio::test(start_paused = true)]
 async fn files_with_a_driver_specific_class_migrate_without_a_deployment() -> Result<()> {
     let mut left = Left::new("migrate-files").await?;
-    let mut all = left.deployment()?;
+    let mut all = left.objects().deployment(&NAMES)?;
     all.retain(|object| object["kind"] != "MachineDeployment");
-    all.push(left.machine("alone", &left.plant("alone")?, None));
+    all.push(
+        left.objects()
+            .machine("alone", &left.objects().plant("alone")?, None),
+    );
     all.iter_mut().for_each(of_own_kind);
     let vms = left.cloud.holds(3).await?;
     let file = left.world.folder.join("mcm.json");

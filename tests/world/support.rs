@@ -21,6 +21,8 @@ pub mod hooks;
 pub mod ipam;
 pub mod kubelet;
 pub mod logs;
+#[path = "../support/mcm_objects.rs"]
+pub mod mcm_objects;
 pub mod moving;
 pub mod plugin;
 pub mod provider;

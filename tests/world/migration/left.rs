@@ -1,17 +1,15 @@
 //! The objects and VMs that machine-controller-manager leaves behind, and the command that migrates them.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use base64::prelude::{BASE64_STANDARD, Engine as _};
 use capcmi::api::wall_clock;
 use capcmi::manager::cli::CommandError;
 use capcmi_cli::commands::migrate::{MigrateArgs, Places, run};
 use clap::Parser as _;
-use cmi_driver::{Operation, tags};
-use cmi_simulated::{Phase, PlantedVm};
+use cmi_driver::Operation;
+use cmi_simulated::Phase;
 use fake_apiserver::{Call, Fate};
 use jiff::Timestamp;
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams};
@@ -23,28 +21,20 @@ use tokio::sync::Notify;
 
 use crate::support::by_hand::{infra_machines, is_provisioned};
 use crate::support::fleet::objects;
+use crate::support::mcm_objects::{GROUP, McmObjects, guarded};
 use crate::support::provider::{Replica, drivers};
 use crate::support::sets::Sets;
 use crate::support::{Cloud, DEADLINE, Provider, Trap, World};
 
-pub const GROUP: &str = "machine.sapcloud.io";
 /// The machines.
 pub const NAMES: [&str; 2] = ["a", "b"];
-/// The back end requires this token, and the Secrets of classes contain it.
-pub const TOKEN: &str = "canary-token-of-a-machine-class";
 pub const STOPPED: &str = "--machine-controller-manager-is-stopped";
-const USER_DATA: &str = "#cloud-config";
 
 /// The command line, as `capcmi migrate` parses it.
 #[derive(clap::Parser)]
 struct Line {
     #[command(flatten)]
     args: MigrateArgs,
-}
-
-/// A back end that refuses every call without the token. The Cluster has no credentials.
-pub fn guarded() -> Value {
-    json!({"credentials": {"token": TOKEN}, "disabledCalls": ["ListZones"]})
 }
 
 /// The time of the command.
@@ -78,107 +68,20 @@ impl Left {
         })
     }
 
-    /// A VM as machine-controller-manager has it made.
-    pub fn plant(&self, name: &str) -> Result<String> {
-        let mut planted = PlantedVm::new("shoot--old", name, "");
-        planted.tags.remove(tags::MACHINE);
-        planted.tags.insert("worker".to_owned(), "1".to_owned());
-        planted.user_data = USER_DATA.into();
-        let id = self.cloud.console()?.plant(planted);
-        id.map_err(|status| anyhow!("planting a VM: {status}"))
-    }
-
-    /// A MachineDeployment with its set, class and Secret, and with two machines.
-    pub fn deployment(&self) -> Result<Vec<Value>> {
-        let mut all = self.class();
-        all.push(self.set("MachineDeployment", "workers", None));
-        all.push(self.set("MachineSet", "workers-1", Some(("MachineDeployment", "workers"))));
-        for name in NAMES {
-            let id = self.plant(name)?;
-            all.push(self.machine(name, &id, Some(("MachineSet", "workers-1"))));
+    /// Makes the objects and VMs that it left.
+    pub fn objects(&self) -> McmObjects<'_> {
+        McmObjects {
+            world: &self.world,
+            cloud: &self.cloud,
+            user_data: "#cloud-config",
         }
-        Ok(all)
-    }
-
-    /// A class, and its Secret before it.
-    pub fn class(&self) -> Vec<Value> {
-        let secret = json!({
-            "apiVersion": "v1", "kind": "Secret", "metadata": self.metadata("cloud"),
-            "data": {
-                "userData": BASE64_STANDARD.encode(USER_DATA), "token": BASE64_STANDARD.encode(TOKEN),
-            },
-        });
-        let provider_spec = json!({
-            "vmPool": "default", "size": "small",
-            "tags": {"worker": "1", tags::CLUSTER: "shoot--old", tags::ROLE: "node"},
-        });
-        let class = json!({
-            "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": "MachineClass",
-            "metadata": self.metadata("small"),
-            "provider": "simulated", "providerSpec": provider_spec,
-            "secretRef": {"name": "cloud", "namespace": self.world.namespace},
-        });
-        vec![secret, class]
-    }
-
-    /// A MachineDeployment or MachineSet of two machines of the class.
-    pub fn set(&self, kind: &str, name: &str, owner: Option<(&str, &str)>) -> Value {
-        let spec = json!({"class": {"kind": "MachineClass", "name": "small"}});
-        let mut set = json!({
-            "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": kind, "metadata": self.metadata(name),
-            "spec": {
-                "replicas": 2, "selector": {"matchLabels": {"name": "workers"}},
-                "template": {"metadata": {"labels": {"name": "workers"}}, "spec": spec},
-            },
-        });
-        if let Some(owner) = owner {
-            set["metadata"]["ownerReferences"] = owned_by(owner);
-        } else {
-            set["spec"]["strategy"] =
-                json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}});
-        }
-        set
-    }
-
-    pub fn machine(&self, name: &str, id: &str, owner: Option<(&str, &str)>) -> Value {
-        let mut machine = json!({
-            "apiVersion": "machine.sapcloud.io/v1alpha1", "kind": "Machine", "metadata": self.metadata(name),
-            "spec": {"providerID": id, "class": {"kind": "MachineClass", "name": "small"}},
-        });
-        if let Some(owner) = owner {
-            machine["metadata"]["ownerReferences"] = owned_by(owner);
-        }
-        machine
-    }
-
-    fn metadata(&self, name: &str) -> Value {
-        json!({"name": name, "namespace": self.world.namespace, "labels": {"name": "workers"}})
-    }
-
-    /// Creates objects, owners first.
-    pub async fn apply(&self, objects: Vec<Value>) -> Result<()> {
-        let mut uids = BTreeMap::new();
-        for mut object in objects {
-            for owner in object["metadata"]["ownerReferences"]
-                .as_array_mut()
-                .into_iter()
-                .flatten()
-            {
-                let uid: Option<&String> = uids.get(&(owner["kind"].to_string(), owner["name"].to_string()));
-                owner["uid"] = json!(uid.context("an owner that was not made before")?);
-            }
-            let key = (object["kind"].to_string(), object["metadata"]["name"].to_string());
-            let made = management_cluster::apply(&self.world.admin, object).await?;
-            uids.insert(key, made.uid().context("no UID")?);
-        }
-        Ok(())
     }
 
     /// The Lease of machine-controller-manager, renewed at this time.
     pub async fn lease(&self, renewed: Timestamp) -> Result<()> {
         let lease = json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-            "metadata": self.metadata("machine-controller"),
+            "metadata": self.objects().metadata("machine-controller"),
             "spec": {"holderIdentity": "mcm", "leaseDurationSeconds": 15,
             "renewTime": format!("{renewed:.6}")},
         });
@@ -383,12 +286,6 @@ impl Left {
             .await
     }
 }
-
-fn owned_by((kind, name): (&str, &str)) -> Value {
-    json!([{"apiVersion": "machine.sapcloud.io/v1alpha1", "kind": kind, "name": name,
-        "uid": "of-another-cluster", "controller": true}])
-}
-
 fn kind_of(object: &DynamicObject) -> &str {
     object.types.as_ref().map_or("", |types| types.kind.as_str())
 }

@@ -17,9 +17,12 @@ const UNDO: [&str; 2] = ["--undo", STOPPED];
 #[tokio::test(start_paused = true)]
 async fn the_way_back_that_is_cut_off_after_every_write_is_taken_up_again() -> Result<()> {
     let left = Left::new("undo-cut").await?;
-    let mut all = left.deployment()?;
-    all.push(left.machine("alone", &left.plant("alone")?, None));
-    left.apply(all).await?;
+    let mut all = left.objects().deployment(&NAMES)?;
+    all.push(
+        left.objects()
+            .machine("alone", &left.objects().plant("alone")?, None),
+    );
+    left.objects().apply(all).await?;
     let (vms, before) = (left.cloud.holds(3).await?, left.theirs().await?);
     left.done(&[STOPPED]).await?;
     left.runs(3).await?;
@@ -55,7 +58,7 @@ async fn the_way_back_that_is_cut_off_after_every_write_is_taken_up_again() -> R
 #[tokio::test(start_paused = true)]
 async fn nothing_is_undone_where_a_machine_is_not_as_the_migration_has_left_it() -> Result<()> {
     let left = Left::new("undo-not").await?;
-    left.apply(left.deployment()?).await?;
+    left.objects().apply(left.objects().deployment(&NAMES)?).await?;
     left.done(&[STOPPED]).await?;
     left.runs(2).await?;
     let [first, second] = NAMES;
@@ -117,11 +120,11 @@ async fn nothing_is_undone_where_a_machine_is_not_as_the_migration_has_left_it()
 #[tokio::test(start_paused = true)]
 async fn undo_refuses_later_machines_and_an_empty_management_cluster() -> Result<()> {
     let left = Left::new("undo-empty").await?;
-    let mut all = left.class();
-    let mut empty = left.set("MachineDeployment", "empty", None);
+    let mut all = left.objects().class();
+    let mut empty = left.objects().set("MachineDeployment", "empty", None);
     empty["spec"]["replicas"] = json!(0);
     all.push(empty);
-    left.apply(all).await?;
+    left.objects().apply(all).await?;
     left.done(&[STOPPED]).await?;
     left.scale("MachineDeployment", "empty", 1).await?;
     left.runs(1).await?;
