@@ -1,5 +1,4 @@
-//! The platform: a folder with a file for each VM, in place of the client of yours. The faults are those of
-//! `examples/drivers/hook.py`.
+//! The platform: a folder with a file for each VM. `examples/drivers/hook.py` causes its faults.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -106,7 +105,7 @@ impl Cloud {
         Ok(made)
     }
 
-    /// Deletes a VM. One that is gone is no error.
+    /// Deletes a VM, if it exists.
     pub async fn delete(&self, id: &str) -> Result<()> {
         if self.unlocked(id).await?.is_none() {
             return Ok(());
