@@ -10,6 +10,8 @@ pub use testbed::whole_cluster::cluster::{Cluster, Member, NAME, Wanted};
 use crate::{
     lab::{ENDPOINT, Lab, image},
     sandbox::output,
+    steps::Steps,
+    workload::Workload,
 };
 
 /// How long anything may take, on a computer that others use as well.
@@ -50,6 +52,31 @@ pub const TOPOLOGY: Flavour = Flavour {
     ],
     overlay: &[("kustomization.yaml", include_str!("topology/overlay.yaml"))],
 };
+
+/// Makes the Cluster, runs a test on it, and deletes it. Nothing of it may be left on the host.
+pub async fn lived_on(
+    lab: &mut Lab,
+    flavour: &Flavour,
+    wanted: Wanted<'_>,
+    steps: &mut Steps,
+    test: impl AsyncFnOnce(&Lab, &Cluster<'_>, &Workload, &mut Steps) -> Result<()>,
+) -> Result<()> {
+    let before = lab.traces()?;
+    let cluster = create(lab, flavour, wanted).await?;
+    let lived = async {
+        let workload = cluster.workload().await?;
+        steps.done("the API server answers on the VIP");
+        let lived = test(lab, &cluster, &workload, steps).await;
+        lived.map_err(|error| error.context(workload.describe()))
+    };
+    let lived = lived.await;
+    lived.map_err(|error| error.context(format!("{}\n{}", cluster.describe(), lab.consoles())))?;
+    cluster.delete().await?;
+    steps.done("the Cluster is deleted");
+    lab.ends_as(&before).await?;
+    steps.done("nothing is left");
+    Ok(())
+}
 
 /// Generates and applies the Cluster.
 ///

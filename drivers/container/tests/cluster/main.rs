@@ -69,24 +69,8 @@ fn a_cluster_of_a_class_is_updated_in_place_and_upgraded() -> Result<()> {
 async fn live(folder: &Path) -> Result<()> {
     let mut steps = Steps::start();
     let mut lab = Lab::start(folder, &[VERSION, NEXT], Endpoint::Socket, &[]).await?;
-    let before = lab.traces()?;
     steps.done("management cluster, provider and driver run");
-
-    let cluster = cluster::create(&lab, &CONTAINER, FIRST).await?;
-    let lived = live_in(&lab, &cluster, &mut steps).await;
-    lived.map_err(|error| error.context(format!("{}\n{}", cluster.describe(), lab.consoles())))?;
-    cluster.delete().await?;
-    steps.done("the Cluster is deleted");
-    lab.ends_as(&before).await?;
-    steps.done("nothing is left");
-    Ok(())
-}
-
-async fn live_in(lab: &Lab, cluster: &Cluster<'_>, steps: &mut Steps) -> Result<()> {
-    let workload = cluster.workload().await?;
-    steps.done("the API server answers on the VIP");
-    let lived = live_on(lab, cluster, &workload, steps).await;
-    lived.map_err(|error| error.context(workload.describe()))
+    cluster::lived_on(&mut lab, &CONTAINER, FIRST, &mut steps, live_on).await
 }
 
 async fn live_on(lab: &Lab, cluster: &Cluster<'_>, workload: &Workload, steps: &mut Steps) -> Result<()> {
