@@ -25,7 +25,7 @@ const SPECS: Uuid = Uuid::from_u128(0x5b0e_62f4_9a37_4c11_8d1f_c2a6_03be_7d95);
 /// a time.
 ///
 /// Calls arrive in parallel. A change goes on when its caller leaves, so limit the time of each request to
-/// the platform.
+/// the platform. Errors reach the caller with their codes, but NOT_FOUND becomes UNKNOWN.
 #[async_trait]
 pub trait Backend: Send + Sync + 'static {
     /// The user's fields of the provider spec. The type refuses unknown fields with serde's attribute
@@ -156,6 +156,16 @@ fn digest(fields: ProviderSpec) -> String {
     digest.simple().to_string()
 }
 
+/// NOT_FOUND says that the machine has no VM. Only this driver decides that: the platform may mean an image,
+/// or a wrong address (DRV-30).
+fn of_platform(error: Status) -> Status {
+    if error.code() != Code::NotFound {
+        return error;
+    }
+    let message = error.message().to_owned();
+    Status::new(Code::Unknown, message).with_source(error)
+}
+
 /// The driver of a [`Backend`].
 #[derive(Debug)]
 pub struct BackendDriver<B> {
@@ -201,7 +211,8 @@ impl<B: Backend> Calls<B> {
     /// Returns the VMs with the cluster and the name of the machine, whoever owns them.
     async fn namesakes(&self, asked: &Asked<B::Spec>) -> Result<Vec<Vm>> {
         let key = &asked.key;
-        let mut found = self.backend.find(key, &asked.class).await?;
+        let found = self.backend.find(key, &asked.class).await;
+        let mut found = found.map_err(of_platform)?;
         found.retain(|vm| vm.name == key.name && vm.tags.get(tags::CLUSTER) == Some(&key.cluster));
         Ok(found)
     }
@@ -224,11 +235,11 @@ impl<B: Backend> Calls<B> {
     async fn create(&self, asked: &Asked<B::Spec>) -> Result<Machine> {
         let nothing_begun = Status::with_no_side_effects;
         let _held = self.hold(asked).await.map_err(nothing_begun)?;
-        let vm = match self.adopted(asked).await.map_err(nothing_begun)? {
-            Some(vm) => vm,
-            None => self.backend.create(&asked.key, &asked.class).await?,
-        };
-        Ok(vm.machine)
+        if let Some(vm) = self.adopted(asked).await.map_err(nothing_begun)? {
+            return Ok(vm.machine);
+        }
+        let made = self.backend.create(&asked.key, &asked.class).await;
+        Ok(made.map_err(of_platform)?.machine)
     }
 
     /// Returns the VM that the machine already has.
@@ -259,7 +270,8 @@ impl<B: Backend> Calls<B> {
         let _held = self.hold(asked).await?;
         let found = self.owned(asked).await?;
         for vm in &found {
-            self.backend.delete(vm, &asked.class).await?;
+            let deleted = self.backend.delete(vm, &asked.class).await;
+            deleted.map_err(of_platform)?;
         }
         if found.is_empty() || self.owned(asked).await?.is_empty() {
             return Ok(());
@@ -274,7 +286,8 @@ impl<B: Backend> Calls<B> {
         if vm.machine.power_state == Some(PowerState::Stopped) {
             return Ok(());
         }
-        self.backend.stop(&vm, &asked.class).await
+        let stopped = self.backend.stop(&vm, &asked.class).await;
+        stopped.map_err(of_platform)
     }
 }
 
@@ -347,7 +360,8 @@ impl<B: Backend> Driver for BackendDriver<B> {
     async fn list_machines(&self, request: ListMachinesRequest) -> Result<Vec<ListedMachine>> {
         let class = DecodedClass::read(&request.class)?;
         let cluster = tags::cluster(&class.tags)?;
-        let mut found = self.calls.backend.list(cluster, &class).await?;
+        let found = self.calls.backend.list(cluster, &class).await;
+        let mut found = found.map_err(of_platform)?;
         found.retain(|vm| vm.tags.get(tags::CLUSTER).is_some_and(|tag| tag == cluster));
         Ok(found.into_iter().map(Vm::listed).collect())
     }

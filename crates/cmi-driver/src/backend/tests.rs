@@ -17,6 +17,8 @@ struct Cloud {
     creates: Semaphore,
     /// The platform still shows deleted VMs.
     is_slow: bool,
+    /// Lists answer 404.
+    is_elsewhere: bool,
 }
 
 impl Cloud {
@@ -25,6 +27,7 @@ impl Cloud {
             vms: Mutex::default(),
             creates: Semaphore::new(creates),
             is_slow: false,
+            is_elsewhere: false,
         }
     }
 }
@@ -47,6 +50,9 @@ impl Backend for Cloud {
     }
 
     async fn list(&self, _cluster: &str, _class: &DecodedClass<Spec>) -> Result<Vec<Vm>> {
+        if self.is_elsewhere {
+            return Err(Status::new(Code::NotFound, "no such path"));
+        }
         Ok(self.vms.lock().unwrap().clone())
     }
 
@@ -118,6 +124,33 @@ fn stop(identity: &str) -> ShutDownMachineRequest {
         machine: machine(identity, 1),
         provider_id: None,
         last_known_state: None,
+    }
+}
+
+/// DRV-30
+#[tokio::test]
+async fn a_platform_that_finds_nothing_never_means_a_machine_without_a_vm() {
+    let driver = driver(Cloud {
+        is_elsewhere: true,
+        ..Cloud::with(1)
+    });
+    let class = machine("i", 1).class;
+    let answers = [
+        driver.create_machine(create("i", 1)).await.map(drop),
+        driver.get_machine_status(status("i")).await.map(drop),
+        driver.delete_machine(delete("i")).await.map(drop),
+        driver.shut_down_machine(stop("i")).await.map(drop),
+        driver
+            .list_machines(ListMachinesRequest { class })
+            .await
+            .map(drop),
+    ];
+    for answer in answers {
+        let refused = answer.unwrap_err();
+        assert_eq!(
+            (refused.code(), refused.message()),
+            (Code::Unknown, "no such path")
+        );
     }
 }
 
