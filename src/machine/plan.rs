@@ -1,4 +1,5 @@
-//! Decides the next action for a machine. Every rule of the contract is here. Pure: no client and no driver.
+//! Decides the next action for a machine. Pure: no client and no driver. The rules that need an answer of the
+//! driver, such as the look-up before a create, are in [`super::execute`].
 //!
 //! [`plan`] is total: for every object and every observation there is exactly one [`Plan`].
 
@@ -290,12 +291,8 @@ fn plan_invalid_record(machine: &InfraMachine, invalid: &InvalidRecord) -> Plan 
             .to_owned()
     };
     let message = format!("{invalid}, so {remedy}");
-    Blocked::new(
-        condition_without_calls(machine),
-        reason::FOREIGN_IDENTITY,
-        message,
-    )
-    .into()
+    let condition = condition_without_calls(machine);
+    Blocked::new(condition, reason::FOREIGN_IDENTITY, message).into()
 }
 
 /// Returns the record if the machine lacks its finalizer or record.
@@ -333,17 +330,12 @@ fn bootstrap_of<'a>(
     why_not: Option<&str>,
 ) -> Result<&'a str, (&'static str, String)> {
     if !cluster.infrastructure_is_provisioned() {
-        return Err((
-            reason::WAITING_FOR_CLUSTER_INFRASTRUCTURE,
-            infrastructure_is_missing(cluster, why_not),
-        ));
+        let message = infrastructure_is_missing(cluster, why_not);
+        return Err((reason::WAITING_FOR_CLUSTER_INFRASTRUCTURE, message));
     }
-    owner.spec.bootstrap.data_secret_name.as_deref().ok_or_else(|| {
-        (
-            reason::WAITING_FOR_BOOTSTRAP_DATA,
-            "waiting for spec.bootstrap.dataSecretName of the Machine".to_owned(),
-        )
-    })
+    let name = owner.spec.bootstrap.data_secret_name.as_deref();
+    let message = "waiting for spec.bootstrap.dataSecretName of the Machine";
+    name.ok_or_else(|| (reason::WAITING_FOR_BOOTSTRAP_DATA, message.to_owned()))
 }
 
 /// Names the object that a machine waits for and the reason why that object is not ready. Leaves out the

@@ -62,6 +62,7 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, timing: RetryTiming) -> 
         status,
         now: timing.now,
     };
+    // The outcomes that return at once leave the other conditions as they are.
     match outcome {
         Outcome::Unchanged(_) | Outcome::NotSupported(_) | Outcome::Gone | Outcome::RemoveFinalizer(_) => {
             return draft.status;
@@ -129,12 +130,8 @@ pub fn started(
         Ok(()) => (OperationState::Successful, None),
         Err(status) => (OperationState::Failed, Some(status.code().name().to_owned())),
     };
-    let start = LastOperation::new(
-        OperationType::Update,
-        state,
-        Some(Operation::RestartMachine.name()),
-        now,
-    );
+    let operation = Some(Operation::RestartMachine.name());
+    let start = LastOperation::new(OperationType::Update, state, operation, now);
     status.last_operation = Some(LastOperation { code, ..start });
     status
 }
@@ -152,6 +149,11 @@ impl Draft<'_> {
 
     fn mark_false(&mut self, type_: &str, reason: &str, message: &str) {
         self.set(type_, ConditionStatus::False, reason, message);
+    }
+
+    /// Drops a condition that no longer applies.
+    fn forget(&mut self, type_: &str) {
+        self.status.conditions.retain(|shown| shown.type_ != type_);
     }
 
     fn reachable(&mut self) {
@@ -271,9 +273,7 @@ impl Draft<'_> {
         self.set(block.condition, state, block.reason, &block.message);
         if !self.machine.is_provisioned() || block.condition == DELETING {
             // Before a call, the driver's reachability is unknown. For a running VM, a look-up reports it.
-            self.status
-                .conditions
-                .retain(|shown| shown.type_ != DRIVER_REACHABLE);
+            self.forget(DRIVER_REACHABLE);
         }
         if block.reason == reason::WAITING_FOR_FINALIZERS {
             // The VM is gone or was abandoned by force, so its last state no longer applies.
@@ -350,15 +350,10 @@ impl Draft<'_> {
                 self.mark_false(type_, reason::POWERED_OFF, "the VM is switched off");
             }
             Some(PowerState::Running) if was_off => self.mark_true(type_, reason::RUNNING),
-            Some(PowerState::Failed) => self.forget_power(),
+            // The VM will not run again.
+            Some(PowerState::Failed) => self.forget(type_),
             Some(PowerState::Running | PowerState::Starting | PowerState::Stopping) | None => {}
         }
-    }
-
-    /// Drops the report about a VM that will not run again.
-    fn forget_power(&mut self) {
-        let conditions = &mut self.status.conditions;
-        conditions.retain(|shown| shown.type_ != VIRTUAL_MACHINE_RUNNING);
     }
 
     fn describe(&mut self, vm: &cmi_driver::Machine) {
@@ -454,8 +449,7 @@ impl Draft<'_> {
     /// Drops the report about a taint that was removed from the spec.
     fn not_ready_taint(&mut self) {
         if self.machine.spec.not_ready_taint.is_none() {
-            let type_ = conditions::NOT_READY_TAINT_REMOVED;
-            self.status.conditions.retain(|shown| shown.type_ != type_);
+            self.forget(conditions::NOT_READY_TAINT_REMOVED);
         }
     }
 
@@ -488,7 +482,7 @@ impl Draft<'_> {
             "the driver confirmed that VM `{id}` no longer exists; it is not created again for this Machine"
         );
         self.status.power_state = None;
-        self.forget_power();
+        self.forget(VIRTUAL_MACHINE_RUNNING);
         self.reachable();
         self.mark_false(READY, reason::VIRTUAL_MACHINE_VANISHED, &message);
     }
@@ -501,11 +495,7 @@ impl Draft<'_> {
 
     fn succeeded(&mut self, type_: OperationType, operation: Option<Operation>) {
         let operation = operation.map(Operation::name);
-        self.status.last_operation = Some(LastOperation::new(
-            type_,
-            OperationState::Successful,
-            operation,
-            self.now,
-        ));
+        let success = LastOperation::new(type_, OperationState::Successful, operation, self.now);
+        self.status.last_operation = Some(success);
     }
 }

@@ -1,5 +1,7 @@
 //! Looks up, creates and initializes the VM.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use tokio::time::Instant;
 
@@ -102,7 +104,8 @@ impl Executor<'_, '_, '_> {
         Ok(failure.into())
     }
 
-    /// Returns `None` if a create may be issued now, and otherwise the wait.
+    /// Returns the wait for an earlier create or for a permit, if there is one. [`Self::create`] then checks
+    /// the circuit breaker and the connection.
     async fn wait_before_create(&mut self, plan: &Provision) -> Result<Option<Outcome>, ExecuteError> {
         // An earlier create may have made the VM, so NOT_FOUND counts only after the driver's consistency
         // window.
@@ -114,7 +117,12 @@ impl Executor<'_, '_, '_> {
             && can_look
             && let Some(left) = self.behind_for(capabilities.consistency_window)
         {
-            return Ok(Some(Outcome::Waiting(Some(left))));
+            // The status shows what an answered create came to.
+            return Ok(Some(if plan.earlier_create {
+                awaiting_consistency(capabilities.consistency_window, left).into()
+            } else {
+                Outcome::Waiting(Some(left))
+            }));
         }
         if let Some(pending_create) = plan.pending_create {
             self.object.unblock_move().await?;
@@ -187,6 +195,15 @@ impl Executor<'_, '_, '_> {
         }
         Ok(())
     }
+}
+
+/// Blocks a machine whose VM the driver does not find, although an unanswered create may have made it. `left`
+/// is the rest of the driver's consistency window.
+fn awaiting_consistency(window: Duration, left: Duration) -> Blocked {
+    let seconds = window.as_secs_f64();
+    let message =
+        format!("CreateMachine was not answered: waiting until its VM has been absent for {seconds} s");
+    Blocked::new(conditions::READY, reason::CREATE_UNANSWERED, message).until(left)
 }
 
 /// Blocks a machine whose spec has changed while an earlier create may still succeed. The controller needs
