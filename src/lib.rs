@@ -2,7 +2,7 @@
 //!
 //! The crates below this one know no Kubernetes: `cmi-driver` is the contract with a back end, `cmi-grpc` its
 //! wire, `cmi-simulated` a driver. `capcmi-cli` above it is the command for operators. Arrows between the
-//! modules go one way: `docs/internals/architecture.md` draws them, and `tests/architecture.rs` guards them.
+//! modules go one way: `tests/architecture.rs` lists and guards them.
 
 // The lint takes the fields of two print columns for one attribute that is given twice.
 #[allow(clippy::duplicated_attributes)]

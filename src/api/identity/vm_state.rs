@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 #[cfg(test)]
 mod tests;
 
-/// Whether a machine has a VM, and which call may have changed it. This is the only persisted state of a
-/// machine. Everything else follows from it and from the driver's answers.
+/// Whether a machine has a VM, and which call may have changed it. No other stored state allows a call that
+/// changes a VM; the status can only delay or stop one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "name", deny_unknown_fields)]
 pub enum VmState {

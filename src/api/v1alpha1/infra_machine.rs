@@ -422,7 +422,8 @@ pub struct InfraMachineStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 10240))]
     pub failure_message: Option<String>,
-    /// Ready, Paused, DriverReachable, and one for each phase of the VM. Causes and remedies:
+    /// Ready, Paused, DriverReachable, one for each phase of the VM, Deleting, and NodeJoined,
+    /// NotReadyTaintRemoved and VolumesDrained where they apply. Causes and remedies:
     /// <https://github.com/capcmi/cluster-api-provider-cmi/blob/main/docs/reference/reasons.md#reasons>
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
