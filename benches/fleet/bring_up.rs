@@ -8,6 +8,7 @@ use management_cluster::ManagementCluster;
 
 use super::cloud::{Cloud, Place};
 use super::floor::{self, Kind};
+use super::http2::Connection;
 use super::machines::Fleet;
 use super::measure::{self, ControlPlane, Measured, Requests, Usage};
 use super::report::{Report, Rest, Row, Run};
@@ -150,6 +151,7 @@ impl Bench {
     /// Then restarts and measures the provider. Returns the restarted provider, too.
     pub async fn run(&self, flags: &[&str]) -> Result<(Run, Measured)> {
         let (mut replica, mut run) = self.come_up(flags).await?;
+        self.join().await?;
         run.rest.push(self.idle(&replica).await?);
         run.rest.push(self.relist(&mut replica).await?);
         replica.process.kill();
@@ -186,6 +188,12 @@ impl Bench {
             rest: Vec::new(),
         };
         Ok((replica, run))
+    }
+
+    /// Gives all Machines Nodes. Otherwise, the provider reports after some minutes that they have none.
+    pub async fn join(&self) -> Result<()> {
+        let connection = Connection::open(self.management.admin_kubeconfig()).await?;
+        self.fleet.nodes_report(&connection, 0..self.size).await
     }
 
     /// Measures an idle provider.

@@ -23,6 +23,7 @@ pub async fn measure(args: &Args) -> Result<()> {
         for size in &args.sizes {
             let bench = Bench::set(*place, *size).await?;
             let (replica, _) = bench.come_up(&[]).await?;
+            bench.join().await?;
             // The first list compares all machines.
             tokio::time::sleep(UNTIL_PUBLISHED).await;
             let (requests, usage) = (bench.requests().await?, replica.usage()?);

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cmi_simulated::{Clock as _, WallClock};
-use futures::{StreamExt as _, TryStreamExt as _};
 use http::Method;
 use management_cluster::eventually;
 use serde_json::json;
@@ -78,11 +77,7 @@ async fn of(place: Place, size: usize, args: &Args) -> Result<()> {
     alone.has(fleet.provisioned(&admin, size)).await?;
     // The Nodes of the last third of the machines report.
     let connection = stage.connect().await?;
-    let reporting = (2 * samples..3 * samples).map(|index| stage.node_reports(&connection, index, "True"));
-    futures::stream::iter(reporting)
-        .buffer_unordered(CONCURRENCY)
-        .try_collect::<Vec<()>>()
-        .await?;
+    fleet.nodes_report(&connection, 2 * samples..3 * samples).await?;
 
     println!(
         "{}, {size} machines up, {} creates of {SLOW:?} each wait for {CONCURRENCY} calls at a time:\n",
@@ -174,7 +169,7 @@ impl Stage {
                         let labels = json!({"spec": {"providerSpec": {"labels": {"round": "1"}}}});
                         patch(&connection, &self.infra_machine(index), &labels).await?;
                     }
-                    Stimulus::SilentNode => self.node_reports(&connection, index, "Unknown").await?,
+                    Stimulus::SilentNode => self.fleet.node_reports(&connection, index, "Unknown").await?,
                 }
             }
         }
@@ -183,17 +178,6 @@ impl Stage {
 
     fn infra_machine(&self, index: usize) -> String {
         format!("{}/{}", self.fleet.path_of_infra_machines(), name("m", index))
-    }
-
-    /// Sets whether the Node of a Machine reports.
-    async fn node_reports(&self, connection: &Connection, index: usize, status: &str) -> Result<()> {
-        let path = format!("{}/{}/status", self.fleet.path_of_machines(), name("m", index));
-        let condition = json!({
-            "type": "NodeHealthy", "status": status, "reason": "Bench", "message": "",
-            "lastTransitionTime": jiff::Timestamp::now().to_string(),
-        });
-        let status = json!({"status": {"nodeRef": {"name": name("m", index)}, "conditions": [condition]}});
-        patch(connection, &path, &status).await
     }
 
     /// Returns the number of creates that have begun.

@@ -1,6 +1,7 @@
 //! The machines that wait for a provider.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -121,8 +122,29 @@ impl Fleet {
             .await
     }
 
+    /// Gives these Machines with the prefix `m` Nodes that report.
+    pub async fn nodes_report(&self, connection: &Connection, indices: Range<usize>) -> Result<()> {
+        let reporting = indices.map(|index| self.node_reports(connection, index, "True"));
+        futures::stream::iter(reporting)
+            .buffer_unordered(MAKING)
+            .try_collect()
+            .await
+    }
+
+    /// Sets whether the Node of a Machine reports.
+    pub async fn node_reports(&self, connection: &Connection, index: usize, status: &str) -> Result<()> {
+        let name = name("m", index);
+        let path = format!("{}/{name}/status", self.path_of_machines());
+        let condition = json!({
+            "type": "NodeHealthy", "status": status, "reason": "Bench", "message": "",
+            "lastTransitionTime": jiff::Timestamp::now().to_string(),
+        });
+        let status = json!({"status": {"nodeRef": {"name": name}, "conditions": [condition]}});
+        patch(connection, &path, &status).await
+    }
+
     /// Returns the path of the Machines.
-    pub fn path_of_machines(&self) -> String {
+    fn path_of_machines(&self) -> String {
         format!(
             "/apis/cluster.x-k8s.io/v1beta2/namespaces/{}/machines",
             self.namespace
