@@ -177,11 +177,11 @@ node-image: ## Build the image of a node and print its path (FORM=qcow2, KUBERNE
 	@images/node/build.sh '$(FORM)' $(KUBERNETES)
 
 .PHONY: e2e-libvirt
-e2e-libvirt: ## Have Debian guests join through the libvirt driver: one kubelet, and a whole cluster by the tutorial's commands; on demand.
+e2e-libvirt: ## Make a whole cluster of VMs by the commands of the tutorial, and delete it; on demand.
 	@drivers/libvirt/tests/lab/prepare.sh
 	@images/node/prepare.sh
 	$(CARGO) build --locked --bin capcmi-manager --bin capcmi --example quickstart
-	$(TEST_LIBVIRT) --test kubelet --test cluster -- --ignored --nocapture
+	$(TEST_LIBVIRT) --test cluster -- --ignored --nocapture
 
 TEST_CLUSTER = --workspace $(WITHOUT_LIBVIRT) --features capcmi-driver-container/root-tests --test cluster --locked
 

@@ -37,8 +37,6 @@ pub(crate) struct ApiServerOptions<'a> {
     /// Whether to run the admission plugin that wants a `ServiceAccount` for every Pod, which
     /// needs a controller manager.
     pub service_account_admission: bool,
-    /// Whether kubelets authenticate with certificates of the authority, and have a kubelet's permissions.
-    pub nodes: bool,
 }
 
 /// A running kube-apiserver and the credentials of its administrator.
@@ -49,8 +47,6 @@ pub(crate) struct ApiServer {
     pub admin_kubeconfig: PathBuf,
     /// Signs the tokens of service accounts.
     pub service_account_key: PathBuf,
-    /// Certificate and key of the authority, for what signs the certificates of kubelets.
-    pub signing: (PathBuf, PathBuf),
     document: String,
     /// The command that started it, with its port.
     command: Command,
@@ -74,9 +70,6 @@ impl ApiServer {
         let serving = authority.issue(name)?;
         fs::write(own.join("tls.crt"), serving.certificate)?;
         fs::write(own.join("tls.key"), serving.key)?;
-        let signing = (own.join("ca.crt"), own.join("ca.key"));
-        fs::write(&signing.0, authority.certificate())?;
-        fs::write(&signing.1, authority.key())?;
         let service_account = KeyPair::generate().context("generating the key of service account tokens")?;
         fs::write(own.join("service-account.key"), service_account.serialize_pem())?;
         fs::write(own.join("service-account.pub"), service_account.public_key_pem())?;
@@ -102,7 +95,6 @@ impl ApiServer {
                 authority: authority.certificate().to_owned(),
                 admin_kubeconfig: kubeconfig::write(own.join("admin.kubeconfig"), &document)?,
                 service_account_key: own.join("service-account.key"),
-                signing: signing.clone(),
                 document,
                 command,
                 name: name.to_owned(),
@@ -188,6 +180,7 @@ fn command(
         ])
         .arg(file("token-auth-file", "tokens.csv"))
         .arg("--enable-bootstrap-token-auth")
+        .arg("--authorization-mode=RBAC")
         .arg("--service-account-issuer=https://kubernetes.default.svc")
         .arg(file("service-account-key-file", "service-account.pub"))
         .arg(file("service-account-signing-key-file", "service-account.key"))
@@ -199,13 +192,6 @@ fn command(
             "--max-requests-inflight=0",
         ])
         .arg("--max-mutating-requests-inflight=0");
-    if options.nodes {
-        command
-            .arg(file("client-ca-file", "ca.crt"))
-            .arg("--authorization-mode=Node,RBAC");
-    } else {
-        command.arg("--authorization-mode=RBAC");
-    }
     if !options.service_account_admission {
         command.arg("--disable-admission-plugins=ServiceAccount");
     }

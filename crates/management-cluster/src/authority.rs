@@ -40,11 +40,6 @@ impl Authority {
         &self.certificate
     }
 
-    /// The authority's key in PEM.
-    pub(crate) fn key(&self) -> String {
-        self.issuer.key().serialize_pem()
-    }
-
     /// A certificate for the loopback interface and for the host `name`. Clients on other hosts use that
     /// name, because their address for the server is not known here.
     pub(crate) fn issue(&self, name: &str) -> Result<ServingCertificate> {

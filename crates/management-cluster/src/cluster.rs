@@ -115,7 +115,6 @@ impl ManagementClusterBuilder {
             name: "management",
             audit_log: self.audit_log.then_some(audit_log.as_path()),
             service_account_admission: true,
-            nodes: false,
         };
         let api_server = ApiServer::start(&programs, &folder, &etcd, &options).await?;
         let client = api_server.admin_client().await?;
@@ -128,7 +127,7 @@ impl ManagementClusterBuilder {
         {
             apply_yaml(&client, manifests).await?;
         }
-        let controller_manager = controller_manager::of_management(&programs, &folder, &api_server)?;
+        let controller_manager = controller_manager::start(&programs, &folder, &api_server)?;
         if self.core {
             core.start(&folder, &api_server).await?;
         }
@@ -260,16 +259,6 @@ impl ManagementCluster {
             .get_or_try_init(start)
             .await
             .context("starting the workload cluster")
-    }
-
-    /// Starts the controllers that a workload cluster with real kubelets has: they sign the kubelets'
-    /// certificates, watch over Nodes, and make Pods of Deployments. They end with the returned value.
-    ///
-    /// # Errors
-    /// When they can't be started, or as [`ManagementCluster::workload`].
-    pub async fn workload_controllers(&self) -> Result<Process> {
-        let api_server = self.workload().await?.api_server();
-        controller_manager::of_workload(&self.programs, &self.folder, api_server)
     }
 
     /// Starts core, unless it runs, and returns when it is ready.

@@ -46,5 +46,5 @@ pub use self::{
         flux_definition, health, helm,
     },
     run_folder::RunFolder,
-    workload::{BOOTSTRAP_KUBECONFIG, KUBELET_CONFIG, WORKLOAD_HOST, Workload},
+    workload::{BOOTSTRAP_KUBECONFIG, KUBELET_CONFIG, Workload},
 };

@@ -27,10 +27,6 @@ pub const BOOTSTRAP_KUBECONFIG: &str = "/etc/kubernetes/bootstrap-kubelet.conf";
 /// Where the bootstrap data puts the configuration of the kubelet.
 pub const KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
 
-/// A name of the workload cluster's API server, in addition to the names of the loopback interface. Guests
-/// resolve it to their address for the API server.
-pub const WORKLOAD_HOST: &str = "workload";
-
 /// A workload cluster without any controller: an API server that has the Nodes of machines.
 ///
 /// Clusters of the management cluster share it, so provider ids and Node names have to differ between them.
@@ -43,10 +39,9 @@ pub struct Workload {
 impl Workload {
     pub(crate) async fn start(programs: &Programs, folder: &RunFolder, etcd: &Etcd) -> Result<Self> {
         let options = ApiServerOptions {
-            name: WORKLOAD_HOST,
+            name: "workload",
             audit_log: None,
             service_account_admission: false,
-            nodes: true,
         };
         let api_server = ApiServer::start(programs, folder, etcd, &options).await?;
         let random = Uuid::new_v4().simple().to_string();
@@ -78,22 +73,16 @@ impl Workload {
         &self.api_server.url
     }
 
-    pub(crate) fn api_server(&self) -> &ApiServer {
-        &self.api_server
-    }
-
-    /// The kubeconfig of a kubelet that joins. Its bootstrap token may request the certificate of a Node;
-    /// [`crate::ManagementCluster::workload_controllers`] sign it. `server` is the URL that a guest
-    /// uses for this API server, with one of its names: see [`WORKLOAD_HOST`].
+    /// The kubeconfig of a kubelet that joins, with a bootstrap token.
     ///
     /// # Errors
     /// When the document cannot be rendered, which would be a fault of this crate.
-    pub fn bootstrap_kubeconfig(&self, server: &str) -> Result<String> {
-        kubeconfig::render(server, &self.api_server.authority, &self.bootstrap_token)
+    pub fn bootstrap_kubeconfig(&self) -> Result<String> {
+        kubeconfig::render(self.url(), &self.api_server.authority, &self.bootstrap_token)
     }
 
     /// Bootstrap data of a machine: a cloud-config which writes a kubeconfig for this API server, whose token
-    /// is a bootstrap token. The bearer may read, create and patch Nodes, and ask for the certificate of one.
+    /// is a bootstrap token. The bearer may read, create and patch Nodes.
     ///
     /// # Errors
     /// When the document cannot be rendered, which would be a fault of this crate.
@@ -106,7 +95,7 @@ impl Workload {
     /// # Errors
     /// As [`Workload::bootstrap_data`].
     pub fn bootstrap_data_with_taints(&self, taints: &[Taint]) -> Result<String> {
-        let document = self.bootstrap_kubeconfig(self.url())?;
+        let document = self.bootstrap_kubeconfig()?;
         let file = |path: &str, content: String| {
             json!({"path": path, "owner": "root:root",
             "permissions": "0600", "content": content})
@@ -171,23 +160,6 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRoleBinding
 metadata: {{name: join}}
 roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: join}}
-subjects:
-- {{apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:bootstrappers"}}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {{name: request-certificates}}
-roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: "system:node-bootstrapper"}}
-subjects:
-- {{apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:bootstrappers"}}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {{name: approve-certificates}}
-roleRef:
-  apiGroup: rbac.authorization.k8s.io
-  kind: ClusterRole
-  name: "system:certificates.k8s.io:certificatesigningrequests:nodeclient"
 subjects:
 - {{apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:bootstrappers"}}
 "#

@@ -74,7 +74,7 @@ async fn create(world: &World) -> Result<()> {
     secret.type_ = Some("Opaque".to_owned());
     let secrets = Api::namespaced(world.admin.clone(), &world.namespace);
     secrets.create(&PostParams::default(), &secret).await?;
-    let kubeconfig = workload.bootstrap_kubeconfig(workload.url())?;
+    let kubeconfig = workload.bootstrap_kubeconfig()?;
     let metadata = |name: &str| json!({"name": name, "namespace": world.namespace});
     let infra = json!({
         "apiVersion": "infrastructure.capcmi.io/v1alpha1", "kind": "InfraCluster", "metadata": metadata("cp"),
