@@ -9,6 +9,7 @@ cluster_api=v1.14.2
 machine_controller_manager=v0.62.1
 helm=v3.21.4
 cluster_api_operator=v0.29.0
+ipam_in_cluster=v1.1.0
 flux=v1.9.6
 # The last release whose programs are part of its main module.
 cert_manager=v1.11.5
@@ -83,6 +84,14 @@ as_kubernetes() {
     start cluster-api-operator
     module=sigs.k8s.io/cluster-api-operator
     go mod edit -require="$module@$cluster_api_operator" -tool="$module/cmd"
+    go mod tidy
+)
+
+(
+    cd ipam-in-cluster
+    start ipam-in-cluster
+    module=sigs.k8s.io/cluster-api-ipam-provider-in-cluster
+    go mod edit -require="$module@$ipam_in_cluster" -tool="$module"
     go mod tidy
 )
 

@@ -21,7 +21,7 @@ use crate::{
     controller_manager,
     core_manager::CoreManager,
     etcd::Etcd,
-    kubeconfig,
+    ipam_in_cluster, kubeconfig,
     manager::Pace,
     run_folder::RunFolder,
     service_account, stand_in,
@@ -36,6 +36,7 @@ use crate::{
 pub struct ManagementCluster {
     // Dropped in this order: a client goes before its server, and the folder goes last.
     core: CoreManager,
+    ipam_in_cluster: OnceCell<Process>,
     workload: OnceCell<Workload>,
     _controller_manager: Process,
     api_server: ApiServer,
@@ -134,6 +135,7 @@ impl ManagementClusterBuilder {
         let workload = OnceCell::new();
         Ok(ManagementCluster {
             core,
+            ipam_in_cluster: OnceCell::new(),
             workload,
             _controller_manager: controller_manager,
             api_server,
@@ -259,6 +261,17 @@ impl ManagementCluster {
             .get_or_try_init(start)
             .await
             .context("starting the workload cluster")
+    }
+
+    /// Installs and starts Cluster API's in-cluster IPAM provider for all namespaces, unless it runs, and
+    /// returns when its webhooks are in effect. Builds it first if necessary. It has the permissions of its
+    /// release.
+    ///
+    /// # Errors
+    /// When it can't be built, installed or started; a later call tries again.
+    pub async fn start_ipam_in_cluster(&self) -> Result<()> {
+        let start = || ipam_in_cluster::start(self);
+        self.ipam_in_cluster.get_or_try_init(start).await.map(drop)
     }
 
     /// Starts core, unless it runs, and returns when it is ready.

@@ -1,23 +1,22 @@
 //! The Cluster API operator, which installs the providers that its objects describe.
 
-use std::{fs, process::Command, time::Duration};
+use std::{process::Command, time::Duration};
 
 use anyhow::{Context, Result};
 
 use crate::{
     ManagementCluster,
-    apply::apply,
-    authority::Authority,
-    components::Components,
-    manager::{START_DEADLINE, is_ready},
-    port::with_free_ports,
     process::Process,
-    programs::OperatorProgram,
+    programs::ManagerProgram,
+    release::{Place, Release},
 };
 
-const NAMESPACE: &str = "capi-operator-system";
-const SERVICE_ACCOUNT: &str = "capi-operator-manager";
-const RUN: &str = "cluster-api-operator";
+const RELEASE: Release = Release {
+    name: "cluster-api-operator",
+    namespace: "capi-operator-system",
+    service_account: "capi-operator-manager",
+    aggregated_role: None,
+};
 /// The grace period of its Pod.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
@@ -34,45 +33,28 @@ impl ClusterApiOperator {
     /// # Errors
     /// When it can't be built, installed or started.
     pub async fn start(management: &ManagementCluster) -> Result<Self> {
-        let program = OperatorProgram::find(management.programs()).await?;
-        let client = management.admin_client().await?;
-        let folder = management.folder().path().join(RUN);
-        fs::create_dir_all(&folder).context("creating the folder of the Cluster API operator")?;
-        let authority = Authority::new(RUN)?;
-        let serving = authority.issue(RUN)?;
-        fs::write(folder.join("tls.crt"), serving.certificate)?;
-        fs::write(folder.join("tls.key"), serving.key)?;
-        let start = async |[webhook, health, diagnostics]: [u16; 3]| {
-            let components = Components::read(&program.components, webhook, authority.certificate())?;
-            for object in components.installation {
-                apply(&client, object).await?;
-            }
-            let kubeconfig = management
-                .kubeconfig_for_service_account(NAMESPACE, SERVICE_ACCOUNT)
-                .await?;
+        let program = ManagerProgram::operator(management.programs()).await?;
+        let command = |place: &Place| {
             let mut command = Command::new(&program.manager);
             command
-                .arg(format!("--kubeconfig={}", kubeconfig.display()))
-                .arg(format!("--webhook-cert-dir={}", folder.display()))
-                .arg(format!("--webhook-port={webhook}"))
-                .arg(format!("--health-addr=127.0.0.1:{health}"))
-                .arg(format!("--diagnostics-address=127.0.0.1:{diagnostics}"))
+                .arg(format!("--kubeconfig={}", place.kubeconfig.display()))
+                .arg(format!("--webhook-cert-dir={}", place.folder.display()))
+                .arg(format!("--webhook-port={}", place.ports.webhook))
+                .arg(format!("--health-addr=127.0.0.1:{}", place.ports.health))
+                .arg(format!(
+                    "--diagnostics-address=127.0.0.1:{}",
+                    place.ports.diagnostics
+                ))
                 .args(["--insecure-diagnostics", "--profiler-address="])
                 // The operator uses clusterctl's library, which keeps its files here.
-                .env("HOME", &folder)
-                .env("XDG_CONFIG_HOME", &folder);
-            let mut process = Process::start(management.folder(), RUN, &command)?;
-            process
-                .wait_until(START_DEADLINE, async || is_ready(health).await)
-                .await?;
-            for registration in components.webhooks {
-                apply(&client, registration).await?;
-            }
-            Ok(Self { process })
+                .env("HOME", &place.folder)
+                .env("XDG_CONFIG_HOME", &place.folder);
+            command
         };
-        with_free_ports(start)
-            .await
-            .context("starting the Cluster API operator")
+        let process = RELEASE
+            .start(management, &program.components, None, command)
+            .await?;
+        Ok(Self { process })
     }
 
     /// Stops the operator.

@@ -1,25 +1,22 @@
 //! Cluster API's kubeadm providers, for bootstrap data and for control planes.
 
-use std::{fs, time::Duration};
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use kube::{
     Api, Client,
     api::{ApiResource, DynamicObject, PostParams},
     core::GroupVersionKind,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::{
     ManagementCluster,
-    apply::apply,
-    authority::Authority,
-    components::Components,
     eventually::eventually,
-    manager::{self, Pace, Ports, START_DEADLINE},
-    port::with_free_ports,
+    manager::{self, Pace},
     process::Process,
     programs::{KubeadmProgram, Programs},
+    release::{Place, Release},
 };
 
 const DEADLINE: Duration = Duration::from_mins(4);
@@ -36,36 +33,25 @@ pub struct KubeadmProviders {
     _bootstrap: Process,
 }
 
-/// A provider as its release installs it.
-struct Provider {
-    name: &'static str,
-    namespace: &'static str,
-    service_account: &'static str,
-    /// The aggregated role that the provider is bound to, if any.
-    aggregated_role: Option<&'static str>,
-    /// Flags that only this provider has.
-    flags: &'static [&'static str],
-}
-
-const BOOTSTRAP: Provider = Provider {
+const BOOTSTRAP: Release = Release {
     name: "kubeadm-bootstrap",
     namespace: "capi-kubeadm-bootstrap-system",
     service_account: "capi-kubeadm-bootstrap-manager",
     aggregated_role: None,
-    flags: &[],
 };
 
-const CONTROL_PLANE: Provider = Provider {
+const CONTROL_PLANE: Release = Release {
     name: "kubeadm-control-plane",
     namespace: "capi-kubeadm-control-plane-system",
     service_account: "capi-kubeadm-control-plane-manager",
     aggregated_role: Some("capi-kubeadm-control-plane-aggregated-manager-role"),
-    // The timeouts of a call to a lost member of etcd. The defaults are 10 and 15 s.
-    flags: &[
-        "--etcd-dial-timeout-duration=3s",
-        "--etcd-call-timeout-duration=5s",
-    ],
 };
+
+/// The timeouts of a call to a lost member of etcd. The defaults are 10 and 15 s.
+const ETCD_TIMEOUTS: &[&str] = &[
+    "--etcd-dial-timeout-duration=3s",
+    "--etcd-call-timeout-duration=5s",
+];
 
 impl KubeadmProviders {
     /// Builds the missing programs of both providers and of a management cluster. A later start needs no
@@ -90,8 +76,15 @@ impl KubeadmProviders {
         let bootstrap = KubeadmProgram::bootstrap(programs).await?;
         let control_plane = KubeadmProgram::control_plane(programs).await?;
         let providers = Self {
-            _bootstrap: start(management, &BOOTSTRAP, &bootstrap, namespace).await?,
-            _control_plane: start(management, &CONTROL_PLANE, &control_plane, namespace).await?,
+            _bootstrap: start(management, &BOOTSTRAP, &bootstrap, namespace, &[]).await?,
+            _control_plane: start(
+                management,
+                &CONTROL_PLANE,
+                &control_plane,
+                namespace,
+                ETCD_TIMEOUTS,
+            )
+            .await?,
         };
         wait_until_in_effect(&management.admin_client().await?, namespace).await?;
         Ok(providers)
@@ -100,63 +93,28 @@ impl KubeadmProviders {
 
 async fn start(
     management: &ManagementCluster,
-    provider: &Provider,
+    release: &Release,
     program: &KubeadmProgram,
     namespace: &str,
+    flags: &[&str],
 ) -> Result<Process> {
-    let client = management.admin_client().await?;
-    let run = format!("{namespace}-{}", provider.name);
-    let folder = management.folder().path().join(&run);
-    fs::create_dir_all(&folder).with_context(|| format!("creating the folder of {}", provider.name))?;
-    let authority = Authority::new(provider.name)?;
-    let serving = authority.issue(provider.name)?;
-    fs::write(folder.join("tls.crt"), serving.certificate)?;
-    fs::write(folder.join("tls.key"), serving.key)?;
-    let start = async |[webhook, health, diagnostics]: [u16; 3]| {
-        let components = Components::read(&program.components, webhook, authority.certificate())?;
-        for object in components.installation {
-            apply(&client, object).await?;
-        }
-        if let Some(role) = provider.aggregated_role {
-            manager::wait_for_role(&client, role).await?;
-        }
-        let kubeconfig = management
-            .kubeconfig_for_service_account(provider.namespace, provider.service_account)
-            .await?;
-        let ports = Ports {
-            webhook,
-            health,
-            diagnostics,
-        };
-        let pace = Pace {
-            rate_limiting: RATE_LIMITING,
-            ..management.pace()
-        };
-        let mut command = manager::command(&program.manager, &kubeconfig, &folder, ports, pace);
-        command
-            .arg(format!("--namespace={namespace}"))
-            .args(provider.flags);
-        let mut process = Process::start(management.folder(), &run, &command)?;
-        let is_ready = async || manager::is_ready(health).await;
-        process.wait_until(START_DEADLINE, is_ready).await?;
-        for registration in components.webhooks {
-            apply(&client, for_namespace(registration, namespace)).await?;
-        }
-        Ok(process)
+    let pace = Pace {
+        rate_limiting: RATE_LIMITING,
+        ..management.pace()
     };
-    with_free_ports(start)
+    let command = |place: &Place| {
+        let Place {
+            kubeconfig,
+            folder,
+            ports,
+        } = place;
+        let mut command = manager::command(&program.manager, kubeconfig, folder, *ports, pace);
+        command.arg(format!("--namespace={namespace}")).args(flags);
+        command
+    };
+    release
+        .start(management, &program.components, Some(namespace), command)
         .await
-        .with_context(|| format!("starting {}", provider.name))
-}
-
-/// The registration of webhooks for one namespace, beside those of others.
-fn for_namespace(mut registration: Value, namespace: &str) -> Value {
-    let name = registration["metadata"]["name"].as_str().unwrap_or_default();
-    registration["metadata"]["name"] = json!(format!("{name}-{namespace}"));
-    for webhook in registration["webhooks"].as_array_mut().into_iter().flatten() {
-        webhook["namespaceSelector"] = json!({"matchLabels": {"kubernetes.io/metadata.name": namespace}});
-    }
-    registration
 }
 
 /// The API server applies a registration some time after it was written.

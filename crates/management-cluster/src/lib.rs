@@ -17,6 +17,7 @@ mod core_manager;
 mod etcd;
 mod eventually;
 pub mod hollow_kubelet;
+mod ipam_in_cluster;
 pub mod kubeadm;
 mod kubeconfig;
 pub mod machine_controller_manager;
@@ -26,6 +27,7 @@ mod port;
 mod process;
 mod programs;
 pub mod proxy;
+mod release;
 mod run_folder;
 mod service_account;
 pub mod stand_in;
@@ -42,8 +44,8 @@ pub use self::{
     process::Process,
     programs::{
         CERT_MANAGER_VERSION, CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, CertManager, FLUX_VERSION,
-        HELM_VERSION, KUBERNETES_VERSION, KubeadmProgram, MACHINE_CONTROLLER_MANAGER_VERSION, Programs,
-        flux_definition, health, helm,
+        HELM_VERSION, IPAM_IN_CLUSTER_VERSION, KUBERNETES_VERSION, KubeadmProgram,
+        MACHINE_CONTROLLER_MANAGER_VERSION, Programs, flux_definition, health, helm,
     },
     run_folder::RunFolder,
     workload::{BOOTSTRAP_KUBECONFIG, KUBELET_CONFIG, Workload},

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use self::{
     build::build_missing,
     go_module::{
-        CLUSTER_API, CLUSTER_API_OPERATOR, FLUX, GoModule, HEALTH, HELM, KUBEADM_BOOTSTRAP,
+        CLUSTER_API, CLUSTER_API_OPERATOR, FLUX, GoModule, HEALTH, HELM, IPAM_IN_CLUSTER, KUBEADM_BOOTSTRAP,
         KUBEADM_CONTROL_PLANE, KUBERNETES, MACHINE_CONTROLLER_MANAGER, Package,
     },
 };
@@ -24,7 +24,7 @@ use self::{
 pub use self::cert_manager::CertManager;
 pub use self::go_module::{
     CERT_MANAGER_VERSION, CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, FLUX_VERSION, HELM_VERSION,
-    KUBERNETES_VERSION, MACHINE_CONTROLLER_MANAGER_VERSION,
+    IPAM_IN_CLUSTER_VERSION, KUBERNETES_VERSION, MACHINE_CONTROLLER_MANAGER_VERSION,
 };
 
 /// Paths of the programs. All of them exist.
@@ -141,40 +141,57 @@ impl KubeadmProgram {
     }
 }
 
-/// Paths of the Cluster API operator. Both exist. They are separate from [`Programs`], so that only their
-/// users wait for their build.
+/// Paths of a manager that has a module of its own. Both exist. They are separate from [`Programs`], so that
+/// only their users wait for their build.
 #[derive(Debug, Clone)]
-pub(crate) struct OperatorProgram {
-    /// Its manager.
+pub(crate) struct ManagerProgram {
+    /// The manager.
     pub manager: PathBuf,
     /// Its own installation, as [`Programs::core_components`].
     pub components: PathBuf,
 }
 
-impl OperatorProgram {
-    /// As [`Programs::find`], always from the cache.
+impl ManagerProgram {
+    /// The Cluster API operator, as [`Programs::find`], always from the cache.
     ///
     /// # Errors
     /// As those of [`Programs::find`].
-    pub(crate) async fn find(programs: &Programs) -> Result<Self> {
-        const MODULE: &str = "sigs.k8s.io/cluster-api-operator";
+    pub(crate) async fn operator(programs: &Programs) -> Result<Self> {
+        Self::find(
+            programs,
+            &CLUSTER_API_OPERATOR,
+            "sigs.k8s.io/cluster-api-operator",
+        )
+        .await
+    }
+
+    /// The in-cluster IPAM provider, in the same way.
+    ///
+    /// # Errors
+    /// As those of [`Programs::find`].
+    pub(crate) async fn ipam_in_cluster(programs: &Programs) -> Result<Self> {
+        const MODULE: &str = "sigs.k8s.io/cluster-api-ipam-provider-in-cluster";
+        Self::find(programs, &IPAM_IN_CLUSTER, MODULE).await
+    }
+
+    async fn find(programs: &Programs, module: &'static GoModule, path: &'static str) -> Result<Self> {
         let kubectl = programs.kubectl.clone();
         let find = move || {
-            let folder = cache_folder()?.join(CLUSTER_API_OPERATOR.cache_key());
+            let folder = cache_folder()?.join(module.cache_key());
             let program = Self {
-                manager: folder.join("cluster-api-operator"),
+                manager: folder.join(module.name),
                 components: folder.join("components.json"),
             };
-            let packages: Vec<_> = CLUSTER_API_OPERATOR.packages.iter().collect();
-            build_missing(&CLUSTER_API_OPERATOR, &packages, &folder, |sources| {
-                let default = (MODULE, "config/default");
+            let packages: Vec<_> = module.packages.iter().collect();
+            build_missing(module, &packages, &folder, |sources| {
+                let default = (path, "config/default");
                 render_components(&kubectl, sources, default, &program.components)
             })?;
             Ok(program)
         };
         tokio::task::spawn_blocking(find)
             .await
-            .context("the search for the Cluster API operator was interrupted")?
+            .with_context(|| format!("the search for {} was interrupted", module.name))?
     }
 }
 

@@ -13,6 +13,9 @@ pub const HELM_VERSION: &str = "v3.21.4";
 /// The release of the Cluster API operator that `programs/cluster-api-operator/go.mod` names.
 pub const CLUSTER_API_OPERATOR_VERSION: &str = "v0.29.0";
 
+/// The release of the in-cluster IPAM provider that `programs/ipam-in-cluster/go.mod` names.
+pub const IPAM_IN_CLUSTER_VERSION: &str = "v1.1.0";
+
 /// The release of Flux's kustomize-controller that `programs/flux/go.mod` names.
 pub const FLUX_VERSION: &str = "v1.9.6";
 
@@ -141,6 +144,19 @@ pub(super) const CLUSTER_API_OPERATOR: GoModule = GoModule {
         "sigs.k8s.io/cluster-api-operator/cmd",
     )],
     build_flags: &["-ldflags=-s -w -X sigs.k8s.io/cluster-api-operator/version.gitVersion=v0.29.0"],
+};
+
+/// Cluster API's in-cluster IPAM provider. It reports the version of client-go as its own.
+pub(super) const IPAM_IN_CLUSTER: GoModule = GoModule {
+    name: "ipam-in-cluster",
+    go_mod: include_str!("../../programs/ipam-in-cluster/go.mod"),
+    go_sum: include_str!("../../programs/ipam-in-cluster/go.sum"),
+    sources: &[],
+    packages: &[package(
+        "ipam-in-cluster",
+        "sigs.k8s.io/cluster-api-ipam-provider-in-cluster",
+    )],
+    build_flags: &["-ldflags=-s -w -X k8s.io/client-go/pkg/version.gitVersion=v1.1.0"],
 };
 
 /// The module of Flux's Kustomizations. Only their definition is used here.
@@ -279,6 +295,12 @@ mod tests {
                 &CLUSTER_API_OPERATOR,
                 "sigs.k8s.io/cluster-api-operator",
                 CLUSTER_API_OPERATOR_VERSION,
+                "gitVersion",
+            ),
+            (
+                &IPAM_IN_CLUSTER,
+                "sigs.k8s.io/cluster-api-ipam-provider-in-cluster",
+                IPAM_IN_CLUSTER_VERSION,
                 "gitVersion",
             ),
             (
