@@ -126,7 +126,7 @@ reasons! {
     WAITING_FOR_ADDRESS = "WaitingForAddress",
         "The IPAM provider has not allocated the address that the VM needs.",
         Some("Resolve the reason that the IPAddressClaim in the message reports, such as `PoolExhausted`. \
-            Without a reason, check that the pool exists and its IPAM provider runs.");
+            Without a reason, check the pool, its free addresses and its IPAM provider.");
     WAITING_FOR_ADDRESS_RELEASE = "WaitingForAddressRelease",
         "The VM is gone, and the IPAM provider has not released its address.",
         Some("Check that the IPAM provider runs. If it was removed for good, remove the finalizers of the \

@@ -7,8 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use management_cluster::{
-    CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, FLUX_VERSION, HELM_VERSION, KUBERNETES_VERSION,
-    ManagementCluster, flux_definition,
+    CLUSTER_API_OPERATOR_VERSION, CLUSTER_API_VERSION, FLUX_VERSION, HELM_VERSION, IPAM_IN_CLUSTER_VERSION,
+    KUBERNETES_VERSION, ManagementCluster, flux_definition,
 };
 use serde_json::Value;
 
@@ -280,6 +280,7 @@ fn the_documented_versions_are_the_tested_ones() -> Result<()> {
         ("| Cluster API operator |", CLUSTER_API_OPERATOR_VERSION),
         ("| Helm |", HELM_VERSION),
         ("| Flux |", FLUX_VERSION),
+        ("| IPAM provider |", IPAM_IN_CLUSTER_VERSION),
         ("| kustomize |", KUBERNETES_VERSION),
     ] {
         let row = page.lines().find(|row| row.starts_with(line));

@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use crate::support::by_hand::{all_become, delete_all};
 use crate::support::fleet::objects;
-use crate::support::ipam::{Ipam, pool};
 use crate::support::metrics::{allow, scrape, token_of};
+use crate::support::pools::{create_pool, pool};
 use crate::support::{ByHand, Cloud, Credential, DEADLINE, Fleet, Provider, World, audit};
 use crate::{remediation, volume_drain};
 
@@ -45,8 +45,7 @@ async fn the_provider_uses_every_permission_that_it_has_and_no_other() -> Result
     fleet.running(1).await?;
     // The object changes during the call, so the provider reads it again before it writes the answer.
     cloud.fail(json!([{"operation": "CreateMachine", "machine": "again", "latencyMs": 2000}]))?;
-    let ipam = Ipam::start(&world);
-    ipam.add("a", &["10.1.0.10"]);
+    create_pool(&world, "a", &["10.1.0.10"]).await?;
     let again = ByHand::new(&world, "md", "again").infra("/spec/addressesFromPools", json!([pool("a")]));
     let again = again.create().await?;
     again

@@ -26,6 +26,7 @@ pub mod mcm_objects;
 pub mod metrics;
 pub mod oci_registry;
 pub mod plugin;
+pub mod pools;
 pub mod provider;
 pub mod shown;
 #[path = "../support/stage.rs"]

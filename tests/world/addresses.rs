@@ -18,7 +18,8 @@ use management_cluster::eventually;
 use serde_json::{Value, json};
 
 use crate::support::by_hand::{is_provisioned, message, says};
-use crate::support::ipam::{Ipam, addresses, claims, pool};
+use crate::support::ipam::{addresses, claims};
+use crate::support::ipam_provider::{Ipam, pool};
 use crate::support::provider::Replica;
 use crate::support::{ByHand, Cloud, DEADLINE, Point, Provider, Stage, Trap, World};
 
@@ -181,7 +182,7 @@ async fn a_vm_is_created_with_the_addresses_of_its_pools() -> Result<()> {
                 .any(|name| name == ADDRESS_CLAIM_FINALIZER),
             "{claim:?}"
         );
-        let expected = json!({"clusterName": "c", "poolRef": crate::support::ipam::pool(pool)});
+        let expected = json!({"clusterName": "c", "poolRef": crate::support::ipam_provider::pool(pool)});
         ensure!(claim.data["spec"] == expected, "{:?}", claim.data);
     }
     let ipam = Ipam::start(&life.world);

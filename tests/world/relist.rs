@@ -12,7 +12,7 @@ use http::Method;
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::support::ipam::{Ipam, pool};
+use crate::support::ipam_provider::{Ipam, pool};
 use crate::support::provider::Replica;
 use crate::support::{ByHand, Cloud, Provider, Stage, World};
 

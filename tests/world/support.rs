@@ -19,6 +19,7 @@ pub mod fleet;
 pub mod hooks;
 #[path = "../support/ipam.rs"]
 pub mod ipam;
+pub mod ipam_provider;
 pub mod kubelet;
 pub mod logs;
 #[path = "../support/mcm_objects.rs"]

@@ -143,12 +143,6 @@ impl World {
         })
     }
 
-    /// Ends at once: there may have been a write.
-    #[allow(clippy::unused_self)] // the worlds of `tests/world` have separate API servers
-    pub fn next_write(&self) -> std::future::Ready<()> {
-        std::future::ready(())
-    }
-
     /// The clock of simulated clouds.
     #[allow(clippy::unused_self)] // the worlds of `tests/world` have separate clocks
     pub fn cloud_clock(&self) -> Arc<dyn Clock> {

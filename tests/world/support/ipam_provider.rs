@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 
 use super::World;
 use super::fleet::objects;
+use super::ipam::{addresses, claims};
 
 /// The API group of the pools, and of the finalizers.
 const GROUP: &str = "ipam.example.com";
@@ -35,16 +36,6 @@ type Pools = Arc<Mutex<BTreeMap<String, Vec<String>>>>;
 /// An entry of `spec.addressesFromPools`.
 pub fn pool(name: &str) -> Value {
     json!({"apiGroup": GROUP, "kind": "Pool", "name": name})
-}
-
-/// The IPAddressClaims of the namespace.
-pub fn claims(world: &World) -> Api<DynamicObject> {
-    objects(world, "ipam.cluster.x-k8s.io", "v1beta2", "IPAddressClaim")
-}
-
-/// The IPAddresses of the namespace.
-pub fn addresses(world: &World) -> Api<DynamicObject> {
-    objects(world, "ipam.cluster.x-k8s.io", "v1beta2", "IPAddress")
 }
 
 impl Ipam {
