@@ -40,10 +40,9 @@ impl Authority {
         &self.certificate
     }
 
-    /// A certificate for the loopback interface and for the host `name`. Clients on other hosts use that
-    /// name, because their address for the server is not known here.
+    /// A certificate of `name` for the loopback interface.
     pub(crate) fn issue(&self, name: &str) -> Result<ServingCertificate> {
-        let names = ["127.0.0.1", "localhost", name].map(str::to_owned);
+        let names = ["127.0.0.1", "localhost"].map(str::to_owned);
         let mut params = CertificateParams::new(names)?;
         params.distinguished_name.push(DnType::CommonName, name);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];

@@ -1,14 +1,11 @@
 //! The Cluster API operator, which installs the providers that its objects describe.
 
-use std::{process::Command, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use crate::{
-    ManagementCluster,
-    process::Process,
-    programs::ManagerProgram,
-    release::{Place, Release},
+    ManagementCluster, manager::Place, process::Process, programs::ManagerProgram, release::Release,
 };
 
 const RELEASE: Release = Release {
@@ -35,17 +32,9 @@ impl ClusterApiOperator {
     pub async fn start(management: &ManagementCluster) -> Result<Self> {
         let program = ManagerProgram::operator(management.programs()).await?;
         let command = |place: &Place| {
-            let mut command = Command::new(&program.manager);
+            let mut command = place.command(&program.manager, "--health-addr");
             command
-                .arg(format!("--kubeconfig={}", place.kubeconfig.display()))
-                .arg(format!("--webhook-cert-dir={}", place.folder.display()))
-                .arg(format!("--webhook-port={}", place.ports.webhook))
-                .arg(format!("--health-addr=127.0.0.1:{}", place.ports.health))
-                .arg(format!(
-                    "--diagnostics-address=127.0.0.1:{}",
-                    place.ports.diagnostics
-                ))
-                .args(["--insecure-diagnostics", "--profiler-address="])
+                .arg("--profiler-address=")
                 // The operator uses clusterctl's library, which keeps its files here.
                 .env("HOME", &place.folder)
                 .env("XDG_CONFIG_HOME", &place.folder);

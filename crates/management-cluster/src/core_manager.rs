@@ -13,7 +13,7 @@ use crate::{
     authority::Authority,
     components::Components,
     kubeconfig,
-    manager::{self, Pace, Ports, START_DEADLINE},
+    manager::{self, Pace, Place, Ports, START_DEADLINE},
     port::with_free_ports,
     process::Process,
     run_folder::RunFolder,
@@ -137,19 +137,16 @@ impl CoreManager {
     }
 
     fn command(&self, webhook_port: u16, health: u16, diagnostics: u16) -> Command {
-        let ports = Ports {
-            webhook: webhook_port,
-            health,
-            diagnostics,
+        let place = Place {
+            kubeconfig: self.kubeconfig(),
+            folder: self.certificates.clone(),
+            ports: Ports {
+                webhook: webhook_port,
+                health,
+                diagnostics,
+            },
         };
-        let kubeconfig = self.kubeconfig();
-        manager::command(
-            &self.programs.core,
-            &kubeconfig,
-            &self.certificates,
-            ports,
-            self.pace,
-        )
+        manager::command(&self.programs.core, &place, self.pace)
     }
 
     fn kubeconfig(&self) -> PathBuf {

@@ -1,7 +1,5 @@
 //! Cluster API's in-cluster IPAM provider, which allocates the addresses of pools that are objects.
 
-use std::process::Command;
-
 use anyhow::{Result, bail};
 use kube::{
     Api, Client,
@@ -13,10 +11,10 @@ use serde_json::json;
 use crate::{
     ManagementCluster,
     eventually::eventually,
-    manager::START_DEADLINE,
+    manager::{Place, START_DEADLINE},
     process::Process,
     programs::ManagerProgram,
-    release::{Place, Release},
+    release::Release,
 };
 
 const RELEASE: Release = Release {
@@ -29,23 +27,7 @@ const RELEASE: Release = Release {
 /// See [`ManagementCluster::start_ipam_in_cluster`].
 pub(crate) async fn start(management: &ManagementCluster) -> Result<Process> {
     let program = ManagerProgram::ipam_in_cluster(management.programs()).await?;
-    let command = |place: &Place| {
-        let mut command = Command::new(&program.manager);
-        command
-            .arg(format!("--kubeconfig={}", place.kubeconfig.display()))
-            .arg(format!("--webhook-cert-dir={}", place.folder.display()))
-            .arg(format!("--webhook-port={}", place.ports.webhook))
-            .arg(format!(
-                "--health-probe-bind-address=127.0.0.1:{}",
-                place.ports.health
-            ))
-            .arg(format!(
-                "--diagnostics-address=127.0.0.1:{}",
-                place.ports.diagnostics
-            ))
-            .arg("--insecure-diagnostics");
-        command
-    };
+    let command = |place: &Place| place.command(&program.manager, "--health-probe-bind-address");
     let process = RELEASE
         .start(management, &program.components, None, command)
         .await?;

@@ -13,10 +13,10 @@ use serde_json::json;
 use crate::{
     ManagementCluster,
     eventually::eventually,
-    manager::{self, Pace},
+    manager::{self, Pace, Place},
     process::Process,
     programs::{KubeadmProgram, Programs},
-    release::{Place, Release},
+    release::Release,
 };
 
 const DEADLINE: Duration = Duration::from_mins(4);
@@ -103,12 +103,7 @@ async fn start(
         ..management.pace()
     };
     let command = |place: &Place| {
-        let Place {
-            kubeconfig,
-            folder,
-            ports,
-        } = place;
-        let mut command = manager::command(&program.manager, kubeconfig, folder, *ports, pace);
+        let mut command = manager::command(&program.manager, place, pace);
         command.arg(format!("--namespace={namespace}")).args(flags);
         command
     };

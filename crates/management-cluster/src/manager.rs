@@ -1,6 +1,10 @@
 //! One of Cluster API's managers as a plain process.
 
-use std::{path::Path, process::Command, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use anyhow::{Result, ensure};
 use bytes::Bytes;
@@ -19,7 +23,6 @@ pub(crate) const START_DEADLINE: Duration = Duration::from_mins(4);
 /// No delays that only spare a busy API server.
 const FLAGS: &[&str] = &[
     "--leader-elect=false",
-    "--insecure-diagnostics",
     "--kube-api-qps=1000",
     "--kube-api-burst=2000",
     "--clustercache-client-qps=1000",
@@ -45,26 +48,44 @@ pub(crate) struct Ports {
     pub diagnostics: u16,
 }
 
-/// The command that runs a manager; the folder has its `tls.crt` and `tls.key`.
-pub(crate) fn command(
-    program: &Path,
-    kubeconfig: &Path,
-    certificates: &Path,
-    ports: Ports,
-    pace: Pace,
-) -> Command {
-    let mut command = Command::new(program);
-    command
-        .arg(format!("--kubeconfig={}", kubeconfig.display()))
-        .arg(format!("--webhook-cert-dir={}", certificates.display()))
-        .arg(format!("--webhook-port={}", ports.webhook))
-        .arg(format!("--health-addr=127.0.0.1:{}", ports.health))
-        .arg(format!("--diagnostics-address=127.0.0.1:{}", ports.diagnostics))
-        .args(FLAGS)
-        .arg(format!(
-            "--feature-gates={FEATURE_GATES},ReconcilerRateLimiting={}",
-            pace.rate_limiting
-        ));
+/// Where a manager finds its files, and where it listens.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// The credential of its `ServiceAccount`.
+    pub kubeconfig: PathBuf,
+    /// The folder with its `tls.crt` and `tls.key`, which it may use for other files.
+    pub folder: PathBuf,
+    pub ports: Ports,
+}
+
+impl Place {
+    /// Returns the command that runs a manager, with the flags that all managers have. The name of the flag
+    /// for the health port differs between them.
+    pub(crate) fn command(&self, manager: &Path, health_flag: &str) -> Command {
+        let Ports {
+            webhook,
+            health,
+            diagnostics,
+        } = self.ports;
+        let mut command = Command::new(manager);
+        command
+            .arg(format!("--kubeconfig={}", self.kubeconfig.display()))
+            .arg(format!("--webhook-cert-dir={}", self.folder.display()))
+            .arg(format!("--webhook-port={webhook}"))
+            .arg(format!("{health_flag}=127.0.0.1:{health}"))
+            .arg(format!("--diagnostics-address=127.0.0.1:{diagnostics}"))
+            .arg("--insecure-diagnostics");
+        command
+    }
+}
+
+/// Returns the command that runs core or a kubeadm provider.
+pub(crate) fn command(manager: &Path, at: &Place, pace: Pace) -> Command {
+    let mut command = at.command(manager, "--health-addr");
+    command.args(FLAGS).arg(format!(
+        "--feature-gates={FEATURE_GATES},ReconcilerRateLimiting={}",
+        pace.rate_limiting
+    ));
     if let Some(period) = pace.sync_period {
         command.arg(format!("--sync-period={}s", period.as_secs()));
     }

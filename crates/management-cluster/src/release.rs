@@ -1,10 +1,6 @@
 //! A provider as its release installs it, with its manager as a plain process instead of a Pod.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -14,7 +10,7 @@ use crate::{
     apply::apply,
     authority::Authority,
     components::Components,
-    manager::{self, Ports, START_DEADLINE},
+    manager::{self, Place, Ports, START_DEADLINE},
     port::with_free_ports,
     process::Process,
 };
@@ -27,15 +23,6 @@ pub(crate) struct Release {
     pub service_account: &'static str,
     /// The aggregated role that the manager is bound to, if any.
     pub aggregated_role: Option<&'static str>,
-}
-
-/// What a manager is started with.
-pub(crate) struct Place {
-    /// The credential of its `ServiceAccount`.
-    pub kubeconfig: PathBuf,
-    /// The folder with its `tls.crt` and `tls.key`, which it may use for other files.
-    pub folder: PathBuf,
-    pub ports: Ports,
 }
 
 impl Release {
