@@ -193,7 +193,7 @@ impl Bench {
     /// Gives all Machines Nodes. Otherwise, the provider reports after some minutes that they have none.
     pub async fn join(&self) -> Result<()> {
         let connection = Connection::open(self.management.admin_kubeconfig()).await?;
-        self.fleet.nodes_report(&connection, 0..self.size).await
+        self.fleet.join_nodes(&connection, 0..self.size).await
     }
 
     /// Measures an idle provider.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use cmi_driver::{Address, AddressType};
 use cmi_simulated::VmId;
 
@@ -31,15 +31,18 @@ pub async fn measure(args: &Args) -> Result<()> {
             let changes = change_addresses(&bench.cloud, *size).await?;
             tokio::time::sleep(UNTIL_PUBLISHED).await;
             let cpu = replica.usage()?.since(usage).cpu;
+            let requests = bench.requests().await?.since(&requests);
             println!(
                 "{}, {size} machines: {changes} changes, {} writes, {} Events, {} driver calls, {:.2} % of a \
                     core",
                 place.provider(),
-                bench.requests().await?.since(&requests).writes(),
-                bench.requests().await?.since(&requests).events,
+                requests.writes(),
+                requests.events,
                 replica.driver_calls().await?.saturating_sub(calls),
                 100.0 * cpu.as_secs_f64() / begun.elapsed().as_secs_f64()
             );
+            let writes = usize::try_from(requests.writes()).context("counting writes")?;
+            ensure!(writes == changes, "{changes} changes cost {writes} writes");
         }
     }
     Ok(())

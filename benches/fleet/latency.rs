@@ -77,7 +77,7 @@ async fn of(place: Place, size: usize, args: &Args) -> Result<()> {
     alone.has(fleet.provisioned(&admin, size)).await?;
     // The Nodes of the last third of the machines report.
     let connection = stage.connect().await?;
-    fleet.nodes_report(&connection, 2 * samples..3 * samples).await?;
+    fleet.join_nodes(&connection, 2 * samples..3 * samples).await?;
 
     println!(
         "{}, {size} machines up, {} creates of {SLOW:?} each wait for {CONCURRENCY} calls at a time:\n",

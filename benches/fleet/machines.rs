@@ -122,8 +122,8 @@ impl Fleet {
             .await
     }
 
-    /// Gives these Machines with the prefix `m` Nodes that report.
-    pub async fn nodes_report(&self, connection: &Connection, indices: Range<usize>) -> Result<()> {
+    /// Gives these Machines with the prefix `m` Nodes, which report.
+    pub async fn join_nodes(&self, connection: &Connection, indices: Range<usize>) -> Result<()> {
         let reporting = indices.map(|index| self.node_reports(connection, index, "True"));
         futures::stream::iter(reporting)
             .buffer_unordered(MAKING)
