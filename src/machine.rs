@@ -1,7 +1,7 @@
 //! InfraMachine: gather → plan → execute → publish.
 //!
-//! The controller knows Kubernetes and the driver trait, but no concrete driver. [`mod@plan`] decides
-//! and is pure. Only [`object::Object`] writes the machine.
+//! The controller knows Kubernetes and the driver trait, but no concrete driver. [`mod@plan`] decides and is
+//! pure. Only [`object::Object`] writes the machine.
 
 mod claims;
 mod context;
