@@ -282,6 +282,8 @@ pub enum Flaw {
     ListWithoutState,
     /// The list shows the state of a VM as in its first entry.
     ListRemembersState,
+    /// The list shows a VM that was once stopped as stopped.
+    ListKeepsStopped,
     /// The list gives each VM the addresses of another.
     ListSwapsAddresses,
     /// An empty cluster is NOT_FOUND.

@@ -259,6 +259,7 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (ListKnowsOneCluster, "CAP-04"),
     (ListWithoutState, "CAP-37"),
     (ListRemembersState, "CAP-37"),
+    (ListKeepsStopped, "CAP-37"),
     (ListSwapsAddresses, "CAP-37"),
     (ListEmptyNotFound, "DRV-LM-00"),
     (ListEverything, "DRV-LM-03"),

@@ -6,11 +6,12 @@ use std::time::Duration;
 use super::{cases, shut_down};
 use crate::answer::{CaseError, CaseResult, ensure};
 use crate::{Case, MachineRequest, Need, TestContext};
-use cmi_driver::{Address, Operation, PowerState};
+use cmi_driver::{Address, Code, Operation, PowerState};
 
 const LIST: Need = Need::Call(Operation::ListMachines);
 const STATUS: Need = Need::Call(Operation::GetMachineStatus);
 const SHUT_DOWN: Need = Need::Call(Operation::ShutDownMachine);
+const RESTART: Need = Need::Call(Operation::RestartMachine);
 /// How often the VM may change between two look-ups.
 const TRIES: u32 = 10;
 const BETWEEN_TRIES: Duration = Duration::from_millis(200);
@@ -20,6 +21,8 @@ pub(super) const CASES: &[Case] = cases! {
         ["CAP-37"], [LIST, STATUS, Need::ListState] => of_running_vms;
     "list-state-stopped": "the list shows that a VM was shut down"
         ["CAP-37"], [LIST, STATUS, SHUT_DOWN, Need::ListState] => of_a_stopped_vm;
+    "list-state-started": "the list shows that a VM was started again"
+        ["CAP-37"], [LIST, STATUS, SHUT_DOWN, RESTART, Need::ListState] => of_a_started_vm;
 };
 
 /// Two VMs, because a driver may confuse their addresses.
@@ -35,15 +38,33 @@ async fn of_running_vms(t: TestContext) -> CaseResult {
 }
 
 /// The list before the stop shows a running VM. A driver may remember that state.
-async fn of_a_stopped_vm(t: TestContext) -> CaseResult {
+async fn stopped(t: &TestContext) -> CaseResult<MachineRequest> {
     let request = t.machine_request("a");
-    shut_down::running(&t, &request).await?;
-    list_agrees(&t, &request).await?;
+    shut_down::running(t, &request).await?;
+    list_agrees(t, &request).await?;
     let stopped = async {
-        shut_down::until_accepted(&t, &request).await?;
-        shut_down::until_down(&t, &request).await
+        shut_down::until_accepted(t, &request).await?;
+        shut_down::until_down(t, &request).await
     };
     stopped.await.map_err(CaseError::in_preparation)?;
+    t.settle().await;
+    list_agrees(t, &request).await?;
+    Ok(request)
+}
+
+async fn of_a_stopped_vm(t: TestContext) -> CaseResult {
+    stopped(&t).await.map(drop)
+}
+
+async fn of_a_started_vm(t: TestContext) -> CaseResult {
+    let request = stopped(&t).await?;
+    let started = async {
+        let id = t.status(&request, None).await?.ok()?.provider_id;
+        t.restart(&request, &id).await?.ok_or(&[Code::Aborted])?;
+        let otherwise = "the guest does not run again";
+        shut_down::until(&t, &request, true, t.config().call_limit(), otherwise).await
+    };
+    started.await.map_err(CaseError::in_preparation)?;
     t.settle().await;
     list_agrees(&t, &request).await
 }

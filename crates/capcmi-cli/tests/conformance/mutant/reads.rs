@@ -161,6 +161,18 @@ impl Mutant {
                     vm.power_state = seen.power_state;
                 }
             }
+            Flaw::ListKeepsStopped => {
+                let mut stopped = self.listed.lock().unwrap();
+                for vm in &mut list {
+                    let id = vm.provider_id.to_string();
+                    if vm.power_state == Some(PowerState::Stopped) {
+                        stopped.insert(id.clone(), Vec::new());
+                    }
+                    if stopped.contains_key(&id) {
+                        vm.power_state = Some(PowerState::Stopped);
+                    }
+                }
+            }
             Flaw::ListSwapsAddresses if list.len() > 1 => {
                 let addresses = std::mem::take(&mut list[0].addresses);
                 list[0].addresses = std::mem::replace(&mut list[1].addresses, addresses);
