@@ -56,6 +56,33 @@ async fn the_provider_id_is_set_once() -> Result<()> {
     Ok(())
 }
 
+/// The addresses of a VM are claimed before its create, and never change.
+#[tokio::test]
+async fn pools_are_neither_added_nor_changed_nor_removed_later() -> Result<()> {
+    let namespace = namespace().await?;
+    let machines = api(User::Tenant, &namespace, "InfraMachine").await?;
+    let pools = |names: &[&str]| {
+        let pool =
+            |name| json!({"apiGroup": "ipam.cluster.x-k8s.io", "kind": "InClusterIPPool", "name": name});
+        json!({"addressesFromPools": names.iter().map(pool).collect::<Vec<_>>()})
+    };
+    for (name, before) in [("without", json!({})), ("with", pools(&["a"]))] {
+        let machine = object("InfraMachine", name, &json!({}), &before);
+        create(&machines, &machine).await??;
+    }
+    for (name, later) in [
+        ("without", pools(&["a"])),
+        ("with", pools(&["b"])),
+        ("with", pools(&["a", "b"])),
+        ("with", json!({"addressesFromPools": null})),
+    ] {
+        let message = refusal(merge(&machines, name, json!({"spec": later})).await)?;
+        let why = "spec.addressesFromPools is immutable";
+        ensure!(message.contains(why), "{name}, {later}: {message}");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_remediation_has_no_other_strategy() -> Result<()> {
     let namespace = namespace().await?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use cmi_driver::Operation;
-use cmi_simulated::Phase;
+use cmi_simulated::{CallLine, Phase};
 use serde_json::json;
 
 use crate::support::fleet::found;
@@ -13,6 +13,10 @@ use crate::support::trap::name_of;
 use crate::support::{Cloud, Provider, Stage, World};
 
 const MACHINES: usize = 10;
+/// The interval of lists that show the state of VMs.
+const INTERVAL: Duration = Duration::from_mins(5);
+/// The interval of lists that show orphans.
+const ORPHANS: Duration = Duration::from_mins(10);
 /// Far longer than all reconciles after a write.
 const QUIET: Duration = Duration::from_mins(1);
 /// Longer than every wait of the provider.
@@ -34,7 +38,10 @@ async fn a_machine_costs_three_writes_and_an_event_and_then_nothing() -> Result<
         machines.push(without_shut_down.create().await?);
     }
     let provider = Provider::new(cloud.drivers(json!({})));
-    let provider = provider.with(|options| options.inventory_interval = Duration::from_mins(5));
+    let provider = provider.with(|options| {
+        options.inventory_interval = INTERVAL;
+        options.orphans.interval = ORPHANS;
+    });
     let mut first = provider.start(&world).await?;
     cloud.holds(MACHINES).await?;
     tokio::time::sleep(QUIET).await;
@@ -61,7 +68,10 @@ async fn a_machine_costs_three_writes_and_an_event_and_then_nothing() -> Result<
         "an idle fleet was written: {:?}",
         writes(&world)
     );
-    calls_only_lists(&cloud, calls)?;
+    let lists = calls_only_lists(&cloud, calls)?;
+    let each = |interval: Duration| usize::try_from(HOURS.as_secs() / interval.as_secs());
+    let expected = each(INTERVAL)? + each(ORPHANS)?;
+    ensure!(lists == expected, "{lists} lists of one class and not {expected}");
 
     first.terminate().await?;
     let calls = cloud.calls()?.len();
@@ -85,13 +95,15 @@ async fn a_machine_costs_three_writes_and_an_event_and_then_nothing() -> Result<
     Ok(())
 }
 
-/// Since the first of these calls, the driver was asked about no single machine.
-fn calls_only_lists(cloud: &Cloud, calls: usize) -> Result<()> {
+/// Returns the number of lists since the first of these calls. The driver was asked about no single machine.
+fn calls_only_lists(cloud: &Cloud, calls: usize) -> Result<usize> {
     let since = cloud.calls()?.split_off(calls);
     ensure!(!since.is_empty(), "the inventory was not listed");
     let about_one: Vec<_> = since.iter().filter(|call| !call.machine.is_empty()).collect();
     ensure!(about_one.is_empty(), "asked about single machines: {about_one:?}");
-    Ok(())
+    let is_list =
+        |call: &&CallLine| call.operation == Operation::ListMachines && call.phase == Phase::Started;
+    Ok(since.iter().filter(is_list).count())
 }
 
 /// How often the provider has written what, in the namespace of the case.
