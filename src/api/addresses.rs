@@ -11,6 +11,16 @@ const MAX_ADDRESSES: usize = 256;
 /// Cluster API's limit for the length of an address.
 const MAX_BYTES: usize = 256;
 
+const ALL_TYPES: [AddressType; 5] = [
+    AddressType::Hostname,
+    AddressType::ExternalIP,
+    AddressType::InternalIP,
+    AddressType::ExternalDNS,
+    AddressType::InternalDNS,
+];
+
+type Ip = (IpAddr, AddressType);
+
 /// The rules of a Cluster for the addresses of its machines.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AddressRules {
@@ -32,58 +42,73 @@ impl AddressRules {
         }
     }
 
-    /// Returns the addresses that others can use, each once, in a stable order: IP addresses before names.
-    /// The IP addresses of the preferred family come first.
-    pub fn select(&self, reported: &[Address]) -> Vec<Address> {
-        let mut ips: Vec<_> = reported.iter().filter_map(usable_ip).collect();
-        self.leave_out_endpoint(&mut ips);
+    /// Returns the addresses to publish after an answer of the driver: those that others can use, each once,
+    /// in a stable order. IP addresses come before names, and those of the preferred family come first.
+    ///
+    /// An answer without IP addresses of the machine's own keeps the published ones unless the VM is off,
+    /// because a guest agent may be silent. The same holds for names.
+    pub fn after_answer(
+        &self,
+        published: &[MachineAddress],
+        reported: &[Address],
+        power: Option<PowerState>,
+    ) -> Vec<Address> {
+        let is_off = matches!(power, Some(PowerState::Stopped | PowerState::Failed));
+        let before = if is_off { &[] } else { published };
+        let before: Vec<_> = before.iter().filter_map(reported_address).collect();
+        let of_families = |addresses: &[Address]| -> (Vec<Ip>, Vec<Ip>) {
+            addresses
+                .iter()
+                .filter_map(usable_ip)
+                .partition(|(ip, _)| ip.is_ipv4())
+        };
+        let ((before_v4, before_v6), (now_v4, now_v6)) = (of_families(&before), of_families(reported));
+        let is_silent = !now_v4.iter().chain(&now_v6).any(|ip| self.is_own(ip));
+        let v4 = self.of_family(before_v4, now_v4, is_silent);
+        let v6 = self.of_family(before_v6, now_v6, is_silent);
+        let mut ips = [v4, v6].concat();
         ips.sort_unstable_by_key(|(ip, kind)| (ip.is_ipv6() != self.prefers_ipv6, *ip, *kind));
-        let mut names: Vec<_> = reported.iter().filter(|address| is_name(address)).collect();
-        names.sort_unstable_by_key(|name| (name.kind, &name.address));
         let ips = ips.into_iter().map(|(ip, kind)| Address {
             kind,
             address: ip.to_string(),
         });
-        let mut selected: Vec<_> = ips.chain(names.into_iter().cloned()).collect();
-        selected.dedup();
-        selected.truncate(MAX_ADDRESSES);
-        selected
+        let mut addresses: Vec<_> = ips.chain(names(reported, &before)).collect();
+        addresses.dedup();
+        addresses.truncate(MAX_ADDRESSES);
+        addresses
     }
 
-    /// A machine whose only address is the endpoint has no load balancer or virtual address before it.
-    fn leave_out_endpoint(&self, ips: &mut Vec<(IpAddr, AddressType)>) {
-        let Some(endpoint) = self.endpoint else { return };
-        let is_own = |(ip, _): &(IpAddr, AddressType)| *ip != endpoint && ip.is_ipv6() == endpoint.is_ipv6();
-        if ips.iter().any(is_own) {
-            ips.retain(|(ip, _)| *ip != endpoint);
+    /// The endpoint may be published only if the machine has no other address of the family.
+    fn of_family(&self, before: Vec<Ip>, now: Vec<Ip>, is_silent: bool) -> Vec<Ip> {
+        let own = |ips: &[Ip]| -> Vec<Ip> { ips.iter().copied().filter(|ip| self.is_own(ip)).collect() };
+        match (own(&now), own(&before)) {
+            (own, _) if !own.is_empty() => own,
+            (_, own) if !own.is_empty() && (is_silent || !now.is_empty()) => own,
+            _ if now.is_empty() && is_silent => before,
+            _ => now,
         }
+    }
+
+    fn is_own(&self, (ip, _): &Ip) -> bool {
+        self.endpoint != Some(*ip)
     }
 }
 
-/// Returns the addresses to publish after an answer of the driver. An answer without IP addresses keeps the
-/// published ones unless the VM is off, because a guest agent may be silent. The same holds for names.
-pub fn merged(
-    published: &[MachineAddress],
-    selected: &[Address],
-    power: Option<PowerState>,
-) -> Vec<MachineAddress> {
-    let is_off = matches!(power, Some(PowerState::Stopped | PowerState::Failed));
-    let group = |wants_name: bool| {
-        let is_of_group = |address: &&MachineAddress| is_name_type(&address.type_) == wants_name;
-        let now: Vec<_> = selected.iter().map(published_address).collect();
-        let now: Vec<_> = now.iter().filter(is_of_group).cloned().collect();
-        if now.is_empty() && !is_off {
-            published.iter().filter(is_of_group).cloned().collect()
-        } else {
-            now
-        }
+/// Returns addresses in their published form.
+pub fn published(addresses: &[Address]) -> Vec<MachineAddress> {
+    let published = |address: &Address| MachineAddress {
+        type_: type_name(address.kind).to_owned(),
+        address: address.address.clone(),
     };
-    [group(false), group(true)].concat()
+    addresses.iter().map(published).collect()
 }
 
 /// Whether a list has an IP address.
 pub fn has_ip(published: &[MachineAddress]) -> bool {
-    published.iter().any(|address| !is_name_type(&address.type_))
+    published
+        .iter()
+        .filter_map(reported_address)
+        .any(|address| !is_name_kind(address.kind))
 }
 
 /// Whether an answer of the driver has an IP address.
@@ -91,7 +116,20 @@ pub fn include_ip(reported: &[Address]) -> bool {
     reported.iter().any(|address| !is_name_kind(address.kind))
 }
 
-fn usable_ip(address: &Address) -> Option<(IpAddr, AddressType)> {
+fn names(reported: &[Address], before: &[Address]) -> Vec<Address> {
+    let of = |addresses: &[Address]| -> Vec<Address> {
+        let names = addresses.iter().filter(|address| is_name(address));
+        names.cloned().collect()
+    };
+    let mut names = of(reported);
+    if names.is_empty() {
+        names = of(before);
+    }
+    names.sort_unstable_by(|one, other| (one.kind, &one.address).cmp(&(other.kind, &other.address)));
+    names
+}
+
+fn usable_ip(address: &Address) -> Option<Ip> {
     let ip = ip(&address.address).filter(|_| !is_name_kind(address.kind))?;
     let is_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
@@ -118,18 +156,15 @@ const fn is_name_kind(kind: AddressType) -> bool {
     }
 }
 
-/// As [`is_name_kind`], for a published type.
-fn is_name_type(type_: &str) -> bool {
-    ![AddressType::ExternalIP, AddressType::InternalIP]
-        .iter()
-        .any(|kind| type_name(*kind) == type_)
-}
-
-fn published_address(address: &Address) -> MachineAddress {
-    MachineAddress {
-        type_: type_name(address.kind).to_owned(),
-        address: address.address.clone(),
-    }
+/// Reads a published address. The schema of the status allows no other types.
+fn reported_address(published: &MachineAddress) -> Option<Address> {
+    let kind = ALL_TYPES
+        .into_iter()
+        .find(|kind| type_name(*kind) == published.type_)?;
+    Some(Address {
+        kind,
+        address: published.address.clone(),
+    })
 }
 
 const fn type_name(kind: AddressType) -> &'static str {
@@ -169,6 +204,11 @@ mod tests {
         reported(&ips)
     }
 
+    /// The addresses of a machine that has none yet.
+    fn first(rules: &AddressRules, reported: &[Address]) -> Vec<Address> {
+        rules.after_answer(&[], reported, None)
+    }
+
     fn texts(addresses: &[Address]) -> Vec<&str> {
         addresses.iter().map(|address| address.address.as_str()).collect()
     }
@@ -191,7 +231,7 @@ mod tests {
         ];
         let all = [&useless[..], &["10.0.0.1"]].concat();
         assert_eq!(
-            texts(&AddressRules::default().select(&internal(&all))),
+            texts(&first(&AddressRules::default(), &internal(&all))),
             ["10.0.0.1"]
         );
     }
@@ -213,9 +253,13 @@ mod tests {
             (&["10.96.0.0/12", "fd01::/112"], v4_first),
             (&["fd01::/112", "10.96.0.0/12"], v6_first),
         ] {
-            assert_eq!(texts(&rules("", services).select(&all)), expected, "{services:?}");
+            assert_eq!(
+                texts(&first(&rules("", services), &all)),
+                expected,
+                "{services:?}"
+            );
             let reversed: Vec<_> = all.iter().rev().cloned().collect();
-            assert_eq!(texts(&rules("", services).select(&reversed)), expected);
+            assert_eq!(texts(&first(&rules("", services), &reversed)), expected);
         }
     }
 
@@ -228,9 +272,7 @@ mod tests {
             (AddressType::InternalIP, "10.0.0.1"),
             (AddressType::ExternalDNS, ""),
         ]);
-        let selected = AddressRules::default().select(&all);
-        let published = merged(&[], &selected, None);
-        let shown: Vec<_> = published
+        let shown: Vec<_> = published(&first(&AddressRules::default(), &all))
             .iter()
             .map(|address| format!("{} {}", address.type_, address.address))
             .collect();
@@ -247,7 +289,7 @@ mod tests {
     fn the_endpoint_is_left_out_unless_it_is_the_only_address_of_its_family() {
         let rules = rules("10.0.0.100", &[]);
         let select = |ips: &[&str]| {
-            let selected = rules.select(&internal(ips));
+            let selected = first(&rules, &internal(ips));
             texts(&selected).join(" ")
         };
         assert_eq!(select(&["10.0.0.100", "10.0.0.1"]), "10.0.0.1");
@@ -258,28 +300,56 @@ mod tests {
 
     #[test]
     fn an_answer_without_ip_addresses_keeps_those_of_a_vm_that_may_run() {
-        let ips = merged(&[], &internal(&["10.0.0.1"]), None);
+        use PowerState::{Failed, Running, Starting, Stopped, Stopping};
+        let rules = AddressRules::default();
         let name = reported(&[(AddressType::Hostname, "a")]);
-        let both = merged(&ips, &name, Some(PowerState::Running));
-        assert_eq!(both.len(), 2);
-        for power in [None, Some(PowerState::Starting), Some(PowerState::Stopping)] {
-            assert_eq!(merged(&both, &[], power), both, "{power:?}");
+        let both = published(&[internal(&["10.0.0.1", "fd00::1"]), name.clone()].concat());
+        let next = |answer: &[Address], power| published(&rules.after_answer(&both, answer, power));
+        for power in [None, Some(Starting), Some(Running), Some(Stopping)] {
+            assert_eq!(next(&[], power), both, "{power:?}");
+            assert_eq!(next(&name, power), both, "{power:?}");
+            assert_eq!(next(&internal(&["fe80::1"]), power), both, "{power:?}");
+            let other = [internal(&["10.0.0.2"]), name.clone()].concat();
+            assert_eq!(
+                next(&internal(&["10.0.0.2"]), power),
+                published(&other),
+                "{power:?}"
+            );
         }
+        for power in [Stopped, Failed] {
+            assert_eq!(next(&name, Some(power)), published(&name));
+        }
+        assert!(has_ip(&both) && !has_ip(&published(&name)));
+    }
+
+    /// The virtual address is known from the network, while a silent guest agent names no other address.
+    #[test]
+    fn the_endpoint_alone_does_not_replace_addresses_of_the_machine() {
+        let rules = rules("10.0.0.100", &[]);
+        let next = |before: &[&str], answer: &[&str], power| {
+            let next = rules.after_answer(&published(&internal(before)), &internal(answer), power);
+            texts(&next).join(" ")
+        };
+        let own = &["10.0.0.1", "fd00::1"][..];
+        assert_eq!(next(own, &["10.0.0.100"], None), "10.0.0.1 fd00::1");
+        assert_eq!(next(own, &["10.0.0.100", "fd00::2"], None), "10.0.0.1 fd00::2");
         assert_eq!(
-            merged(&both, &name, Some(PowerState::Stopped)),
-            merged(&[], &name, None)
+            next(own, &["10.0.0.100"], Some(PowerState::Stopped)),
+            "10.0.0.100"
         );
-        let new = merged(&both, &internal(&["10.0.0.2"]), Some(PowerState::Running));
-        assert_eq!((new.len(), new[0].address.as_str()), (2, "10.0.0.2"));
-        assert!(has_ip(&new) && !has_ip(&merged(&[], &name, None)));
+        assert_eq!(next(&["10.0.0.100"], &[], None), "10.0.0.100");
+        // Published before the endpoint of the Cluster was known.
+        assert_eq!(next(&["10.0.0.1", "10.0.0.100"], &[], None), "10.0.0.1");
+        assert_eq!(next(&["10.0.0.100"], &["10.0.0.1"], None), "10.0.0.1");
+        // The endpoint moved to another machine.
+        assert_eq!(next(&["10.0.0.100", "fd00::1"], &["fd00::1"], None), "fd00::1");
     }
 
     #[test]
     fn a_family_that_appears_later_is_added() {
-        let first = merged(&[], &internal(&["10.0.0.1"]), None);
-        let second = merged(&first, &internal(&["10.0.0.1", "fd00::1"]), None);
-        let ips: Vec<_> = second.iter().map(|address| address.address.as_str()).collect();
-        assert_eq!(ips, ["10.0.0.1", "fd00::1"]);
+        let before = published(&internal(&["10.0.0.1"]));
+        let both = internal(&["10.0.0.1", "fd00::1"]);
+        assert_eq!(AddressRules::default().after_answer(&before, &both, None), both);
     }
 
     #[test]
@@ -289,7 +359,7 @@ mod tests {
             .collect();
         let all: Vec<_> = all.iter().map(String::as_str).collect();
         assert_eq!(
-            AddressRules::default().select(&internal(&all)).len(),
+            first(&AddressRules::default(), &internal(&all)).len(),
             MAX_ADDRESSES
         );
     }

@@ -17,7 +17,7 @@ use crate::api::conditions::{self, ConditionStatus};
 use crate::api::identity::{self, MadeFrom, VmRecord, VmState};
 use crate::api::v1alpha1::{
     AddressFromPool, InfraMachine, InfraMachineInitialization, InfraMachineSpec, InfraMachineStatus,
-    LastOperation, OperationState, OperationType, PowerPolicy, SecretReference,
+    LastOperation, MachineAddress, OperationState, OperationType, PowerPolicy, SecretReference,
 };
 use crate::api::{GROUP, MACHINE_FINALIZER, annotations};
 use crate::apiserver::claims::ObservedClaim;
@@ -265,7 +265,13 @@ impl MachineFixture {
         self.status(|status| status.power_state = Some(state.to_owned()))
     }
 
-    /// Sets the start of the VM as the last operation.
+    /// Publishes an IP address.
+    pub fn ip(self, ip: &str) -> Self {
+        let (type_, address) = ("InternalIP".to_owned(), ip.to_owned());
+        self.status(|status| status.addresses.push(MachineAddress { type_, address }))
+    }
+
+    /// Sets now as the time of the last start of the VM.
     pub fn started(self) -> Self {
         self.status(|status| {
             let (type_, name) = (OperationType::Update, Operation::RestartMachine.name());

@@ -19,7 +19,7 @@ use crate::api::{ObjectMetaExt as _, annotations, fingerprint};
 use crate::driver::resolution::driver_of;
 use crate::driver::{ConfiguredDriver, DriverState, ResolveError};
 use crate::reconcile::caches::machine_owner;
-use cmi_driver::{Capabilities, Operation, ProviderSpec};
+use cmi_driver::{Operation, ProviderSpec};
 
 #[cfg(test)]
 mod tests;
@@ -120,15 +120,9 @@ impl Gathered {
 
     /// Returns whether the driver is known to support looking up a single VM.
     pub fn can_ask(&self) -> bool {
-        let capabilities = self.capabilities();
-        capabilities.is_some_and(|capabilities| capabilities.supports(Operation::GetMachineStatus))
-    }
-
-    /// The capabilities of the driver, if known.
-    pub fn capabilities(&self) -> Option<&Capabilities> {
         match &self.observed.driver {
-            Ok(DriverState::Known(known)) => Some(&known.capabilities),
-            Ok(DriverState::Unknown(_) | DriverState::Pending) | Err(_) => None,
+            Ok(DriverState::Known(known)) => known.capabilities.supports(Operation::GetMachineStatus),
+            Ok(DriverState::Unknown(_) | DriverState::Pending) | Err(_) => false,
         }
     }
 }

@@ -33,7 +33,9 @@ pub async fn publish(
     mut outcome: Outcome,
 ) -> Result<Action, Error> {
     if let Some(vm) = outcome.vm_mut() {
-        vm.addresses = gathered.address_rules().select(&vm.addresses);
+        let shown = object.get().status.clone().unwrap_or_default().addresses;
+        let rules = gathered.address_rules();
+        vm.addresses = rules.after_answer(&shown, &vm.addresses, vm.power_state);
     }
     let attempts = gathered.attempts(before);
     let wait = wait(before, &outcome, attempts);
@@ -179,9 +181,7 @@ fn record_published(ctx: &Context, machine: &InfraMachine, gathered: &Gathered, 
     match outcome {
         Outcome::Provisioned(_) => {
             ctx.states.found(uid, gathered.hint());
-            let capabilities = gathered.capabilities();
-            let list_has_state = capabilities.is_some_and(|capabilities| capabilities.list_has_state);
-            if let Some(interval) = poll_interval(machine, list_has_state, wall_clock::now()) {
+            if let Some(interval) = poll_interval(machine, wall_clock::now()) {
                 ctx.states.settle(uid, Instant::now() + interval);
             }
         }

@@ -361,7 +361,7 @@ impl Draft<'_> {
         if (1..=MAX_NODE_NAME).contains(&vm.node_name.len()) {
             self.status.node_name = Some(vm.node_name.clone());
         }
-        self.status.addresses = addresses::merged(&self.status.addresses, &vm.addresses, vm.power_state);
+        self.status.addresses = addresses::published(&vm.addresses);
         // Without a reported power state, the VM does not count as starting.
         let before = self
             .status

@@ -24,7 +24,9 @@ use crate::api::{ObjectMetaExt as _, annotations};
 use crate::apiserver::Error;
 use crate::driver::{Limits, Priority, Timeouts};
 use crate::reconcile::runtime_state::{LookUpHint, RuntimeState};
-use cmi_driver::{Code, DeleteMachineRequest, MachineClass, MachineRef, Operation, PowerState, Status};
+use cmi_driver::{
+    Address, AddressType, Code, DeleteMachineRequest, MachineClass, MachineRef, Operation, PowerState, Status,
+};
 
 mod histories;
 
@@ -354,16 +356,24 @@ async fn suspicion_ends_only_with_an_answer_or_a_pause() {
 
 #[tokio::test]
 async fn a_vm_that_starts_is_left_alone_for_a_while() {
-    let vm = |power_state| {
+    let vm = |power_state, ips: &[&str]| {
+        let ip = |ip: &&str| Address {
+            kind: AddressType::InternalIP,
+            address: (*ip).to_owned(),
+        };
         let vm = cmi_driver::Machine::new("sim://1".parse().unwrap(), "m1");
         Outcome::Provisioned(Box::new(cmi_driver::Machine {
             power_state: Some(power_state),
+            addresses: ips.iter().map(ip).collect(),
             ..vm
         }))
     };
-    let starting = known_after(vm(PowerState::Starting)).await;
-    assert!(starting.unsettled_until().is_some());
-    let running = known_after(vm(PowerState::Running)).await;
+    let ip = &["10.0.0.1"][..];
+    for (power, ips) in [(PowerState::Starting, ip), (PowerState::Running, &[])] {
+        let state = known_after(vm(power, ips)).await;
+        assert!(state.unsettled_until().is_some(), "{power:?} with {ips:?}");
+    }
+    let running = known_after(vm(PowerState::Running, ip)).await;
     assert!(running.presence.is_none() && running.hint.is_none());
 }
 

@@ -8,13 +8,15 @@ use capcmi::api::conditions::{READY, VIRTUAL_MACHINE_RUNNING, VIRTUAL_MACHINE_UP
 use capcmi::api::v1alpha1::InfraMachine;
 use cmi_driver::{Address, AddressType, Operation};
 use cmi_simulated::VmId;
+use kube::api::{Patch, PatchParams};
+use management_cluster::eventually;
 use serde_json::{Value, json};
 
 use crate::support::audit::{Write, writes};
 use crate::support::by_hand::{event, message, says};
-use crate::support::fleet::node_is;
+use crate::support::fleet::{node_is, objects};
 use crate::support::provider::Replica;
-use crate::support::{ByHand, Cloud, Provider, Stage, World};
+use crate::support::{ByHand, Cloud, DEADLINE, Provider, Stage, World};
 
 const A_DAY: Duration = Duration::from_hours(24);
 /// Longer than every wait of the provider.
@@ -84,6 +86,14 @@ impl Life {
         Ok(self.cloud.console()?.set_addresses(self.vm()?, addresses)?)
     }
 
+    /// Changes the spec of the Cluster.
+    async fn cluster(&self, spec: Value) -> Result<()> {
+        let clusters = objects(&self.world, "cluster.x-k8s.io", "v1beta2", "Cluster");
+        let patch = Patch::Merge(json!({"spec": spec}));
+        let patched = clusters.patch("c", &PatchParams::default(), &patch).await;
+        patched.context("patching the Cluster").map(drop)
+    }
+
     fn switch(&self, on: bool) -> Result<()> {
         Ok(self.cloud.console()?.switch(self.vm()?, on)?)
     }
@@ -96,6 +106,18 @@ impl Life {
 
     async fn shown(&self) -> Result<Vec<String>> {
         Ok(shown_ips(&self.machine.get().await?))
+    }
+
+    /// Asks for a look-up with an annotation that has not had this value yet, and waits for the look-up.
+    async fn refresh(&self, value: impl std::fmt::Debug) -> Result<()> {
+        let look_ups = self.look_ups()?;
+        let annotation = json!({"metadata": {"annotations": {REFRESH: format!("{value:?}")}}});
+        self.machine.patch(annotation).await?;
+        eventually(DEADLINE, "a look-up", async || {
+            ensure!(self.look_ups()? > look_ups, "there was none");
+            Ok(())
+        })
+        .await
     }
 
     fn look_ups(&self) -> Result<usize> {
@@ -163,6 +185,47 @@ async fn a_list_that_changes_nothing_in_the_status_costs_nothing() -> Result<()>
     Ok(())
 }
 
+/// The endpoint moves between machines. On a machine whose guest agent is silent, it is all that is seen.
+#[tokio::test(start_paused = true)]
+async fn the_endpoint_of_the_cluster_is_no_address_of_a_machine() -> Result<()> {
+    let life = Life::plain("endpoint").await?;
+    node_is(&life.world, "m", "True").await?;
+    let endpoint = json!({"host": "10.9.0.100", "port": 6443});
+    life.cluster(json!({"controlPlaneEndpoint": endpoint})).await?;
+    life.set_ips(&["10.9.0.2"])?;
+    life.shows(&["10.9.0.2"]).await?;
+    let writes = life.status_writes();
+    for ips in [&["10.9.0.2", "10.9.0.100"][..], &["10.9.0.100"], &[]] {
+        life.set_ips(ips)?;
+        life.refresh(ips).await?;
+        tokio::time::sleep(A_WHILE).await;
+        ensure!(
+            life.shown().await? == ["10.9.0.2"],
+            "{ips:?}: {:?}",
+            life.shown().await?
+        );
+    }
+    ensure!(life.status_writes() == writes, "it was written");
+    life.set_ips(&["10.9.0.100", "10.9.0.3"])?;
+    life.shows(&["10.9.0.3"]).await?;
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_family_of_the_services_comes_first() -> Result<()> {
+    let life = Life::plain("families").await?;
+    // Nothing else changes the machine.
+    node_is(&life.world, "m", "True").await?;
+    life.set_ips(&["fd00::2", "10.9.0.2"])?;
+    life.shows(&["10.9.0.2", "fd00::2"]).await?;
+    tokio::time::sleep(A_WHILE).await;
+    let services = json!({"cidrBlocks": ["fd01::/112", "10.96.0.0/12"]});
+    life.cluster(json!({"clusterNetwork": {"services": services}}))
+        .await?;
+    life.shows(&["fd00::2", "10.9.0.2"]).await?;
+    Ok(())
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_restart_finds_what_changed_meanwhile() -> Result<()> {
     let mut life = Life::plain("meanwhile").await?;
@@ -170,6 +233,14 @@ async fn a_restart_finds_what_changed_meanwhile() -> Result<()> {
     life.set_ips(&["10.9.0.2"])?;
     life.replica = life.provider.start(&life.world).await?;
     life.shows(&["10.9.0.2"]).await?;
+
+    // A guest agent that is silent at the restart costs no address.
+    life.replica.terminate().await?;
+    life.set_ips(&[])?;
+    life.replica = life.provider.start(&life.world).await?;
+    life.refresh("restarted").await?;
+    tokio::time::sleep(A_WHILE).await;
+    ensure!(life.shown().await? == ["10.9.0.2"], "{:?}", life.shown().await?);
     Ok(())
 }
 
@@ -231,14 +302,24 @@ async fn a_new_vm_is_polled_for_its_first_address() -> Result<()> {
     Ok(())
 }
 
+/// Also for a driver whose lists have no state, and which looks up no machine by itself.
 #[tokio::test(start_paused = true)]
 async fn the_poll_for_an_address_ends_after_15_minutes() -> Result<()> {
-    let no_lists = |provider: Provider| provider.with(|options| options.inventory_interval = A_DAY);
-    let life = Life::begin("never", json!({"addressSeconds": 80_000}), json!(null), no_lists).await?;
-    tokio::time::sleep(Duration::from_mins(16)).await;
-    let look_ups = life.look_ups()?;
-    tokio::time::sleep(Duration::from_hours(2)).await;
-    ensure!(life.look_ups()? == look_ups, "it is still polled");
+    for has_state in [true, false] {
+        let limits = |provider: Provider| {
+            provider.with(|options| {
+                options.inventory_interval = A_DAY;
+                options.max_refreshed_machines = 0;
+            })
+        };
+        let config = json!({"addressSeconds": 80_000, "listHasState": has_state});
+        let life = Life::begin("never", config, json!(null), limits).await?;
+        tokio::time::sleep(Duration::from_mins(16)).await;
+        let look_ups = life.look_ups()?;
+        ensure!((30..=40).contains(&look_ups), "{look_ups} look-ups in 16 minutes");
+        tokio::time::sleep(Duration::from_hours(2)).await;
+        ensure!(life.look_ups()? == look_ups, "it is still polled");
+    }
     Ok(())
 }
 

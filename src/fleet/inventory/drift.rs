@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
-use crate::api::addresses::{AddressRules, merged};
+use crate::api::addresses::{AddressRules, published};
 use crate::api::v1alpha1::InfraMachineStatus;
 use cmi_driver::{ListedMachine, PowerState};
 
@@ -61,12 +61,9 @@ impl Compared {
 pub fn differs(status: Option<&InfraMachineStatus>, listed: &ListedMachine, rules: &AddressRules) -> bool {
     let Some(status) = status else { return true };
     let power = listed.power_state.map(PowerState::name);
-    let addresses = merged(
-        &status.addresses,
-        &rules.select(&listed.addresses),
-        listed.power_state,
-    );
-    addresses != status.addresses || power.is_some_and(|power| status.power_state.as_deref() != Some(power))
+    let addresses = rules.after_answer(&status.addresses, &listed.addresses, listed.power_state);
+    published(&addresses) != status.addresses
+        || power.is_some_and(|power| status.power_state.as_deref() != Some(power))
 }
 
 fn fingerprint(version: u64, rules: &AddressRules, listed: &ListedMachine) -> u64 {

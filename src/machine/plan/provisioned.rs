@@ -40,8 +40,7 @@ pub fn plan_provisioned(
             Initialize::OnRequest
         };
         // Polling does not settle a VM that waits for an unsupported call.
-        let unsettled = initialize == Initialize::OnRequest
-            && poll_interval(machine, driver.capabilities.list_has_state, observed.now).is_some();
+        let unsettled = initialize == Initialize::OnRequest && poll_interval(machine, observed.now).is_some();
         // An unanswered hint stays, and waits like any failed call.
         let hinted = observed.state.hint.is_some();
         let unanswered =

@@ -103,23 +103,26 @@ const FIRST_ADDRESS_WITHIN: Duration = Duration::from_mins(15);
 
 /// Returns the interval for polling a provisioned VM that is unsettled or has no IP address yet, or `None` if
 /// the VM is not polled. The interval grows with the age of the VM. A driver that reports `Starting` forever
-/// therefore causes few calls. A driver whose lists have no state may know no addresses at all.
-pub fn poll_interval(machine: &InfraMachine, list_has_state: bool, now: Timestamp) -> Option<Duration> {
+/// therefore causes few calls.
+pub fn poll_interval(machine: &InfraMachine, now: Timestamp) -> Option<Duration> {
     const FIRST: Duration = Duration::from_secs(2);
     const LONGEST: Duration = Duration::from_secs(30);
     let age = created_for(machine, now).unwrap_or_default();
-    if list_has_state && age < FIRST_ADDRESS_WITHIN && awaits_address(machine) {
+    if age < FIRST_ADDRESS_WITHIN && awaits_address(machine) {
         return Some(age.clamp(FIRST, LONGEST));
     }
     is_unsettled(machine).then(|| age.clamp(FIRST_BACKOFF, MAX_BACKOFF))
 }
 
+/// A driver that reports no power state is one of `cmi.v1` alone, whose answers never have addresses.
 fn awaits_address(machine: &InfraMachine) -> bool {
-    let is_off = [PowerState::Stopped, PowerState::Failed].map(|power| Some(power.name()));
+    let is_off = [PowerState::Stopped, PowerState::Failed].map(PowerState::name);
     machine.status.as_ref().is_some_and(|status| {
-        !addresses::has_ip(&status.addresses)
-            && !is_off.contains(&status.power_state.as_deref())
-            && !machine.has_vanished()
+        let may_run = status
+            .power_state
+            .as_deref()
+            .is_some_and(|power| !is_off.contains(&power));
+        may_run && !addresses::has_ip(&status.addresses) && !machine.has_vanished()
     })
 }
 

@@ -1,7 +1,6 @@
 //! Plans for a provisioned VM.
 
 use super::*;
-use crate::api::v1alpha1::MachineAddress;
 use crate::machine::fixtures::reachability;
 use crate::reconcile::runtime_state::LookUpHint;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -217,7 +216,7 @@ fn a_vm_on_its_way_up_is_asked_after_until_it_is_up() {
     let starting = || machine().provisioned().power("Starting");
     refresh(world().plan(starting()));
     assert_eq!(
-        world().plan(machine().provisioned().power("Running")),
+        world().plan(machine().provisioned().power("Running").ip("10.0.0.1")),
         kept(true, None)
     );
     assert_eq!(
@@ -257,9 +256,9 @@ fn a_trigger_in_between_neither_hurries_nor_loses_the_next_look() {
 
 #[test]
 fn the_longer_a_vm_has_been_starting_the_rarer_it_is_asked_after() {
-    let starting = machine().provisioned().power("Starting").build();
+    let starting = machine().provisioned().power("Starting").ip("10.0.0.1").build();
     let paced: Vec<_> = [0, 5, 60, 100_000, -100]
-        .map(|seconds| poll_interval(&starting, false, at(seconds)).unwrap().as_secs())
+        .map(|seconds| poll_interval(&starting, at(seconds)).unwrap().as_secs())
         .into();
     assert_eq!(paced, [5, 5, 60, 300, 5]);
 }
@@ -428,31 +427,21 @@ fn two_starts_of_a_vm_are_five_minutes_apart() {
     assert_eq!(later(300).remembering(9).plan(off()), kept(true, Some(9)));
 }
 
-/// A driver that reports no state in lists may know no addresses.
 #[test]
 fn a_new_vm_without_an_ip_address_is_polled() {
-    let states = || world().capabilities(|capabilities| capabilities.list_has_state = true);
     let new = || machine().provisioned().power("Running");
-    refresh(states().plan(new()));
-    assert_eq!(states().resting(4).plan(new()), kept(true, Some(4)));
-    let ip = MachineAddress {
-        type_: "InternalIP".to_owned(),
-        address: "10.0.0.1".to_owned(),
-    };
+    refresh(world().plan(new()));
+    assert_eq!(world().resting(4).plan(new()), kept(true, Some(4)));
     for (what, world, machine) in [
-        ("lists without state", world(), new()),
-        (
-            "it has an address",
-            states(),
-            new().status(|status| status.addresses = vec![ip]),
-        ),
-        ("it is off", states(), machine().provisioned().power("Stopped")),
-        ("it is 15 minutes old", states().seconds_later(900), new()),
+        ("the driver reports no state", world(), machine().provisioned()),
+        ("it has an address", world(), new().ip("10.0.0.1")),
+        ("it is off", world(), machine().provisioned().power("Stopped")),
+        ("it is 15 minutes old", world().seconds_later(900), new()),
     ] {
         assert_eq!(world.plan(machine), kept(true, None), "{what}");
     }
     let machine = new().build();
-    let interval = |seconds| poll_interval(&machine, true, at(seconds));
+    let interval = |seconds| poll_interval(&machine, at(seconds));
     let seconds = [0, 5, 29, 31, 899, 900].map(|at| interval(at).map(|interval| interval.as_secs()));
     assert_eq!(seconds, [Some(2), Some(5), Some(29), Some(30), Some(30), None]);
 }
