@@ -301,7 +301,7 @@ reasons! {
         Some("Grant it the right to patch Machines, or remove the annotation.");
 
     RESTARTED = "Restarted",
-        "The VM was restarted, and its Node has time to become ready.",
+        "The VM was restarted or, with `AlwaysOn`, started, and its Node has time to become ready.",
         None;
     RESTARTS_EXHAUSTED = "RestartsExhausted",
         "The VM was restarted `spec.strategy.retryLimit` times without success, so the Machine is replaced.",

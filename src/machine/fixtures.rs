@@ -265,6 +265,16 @@ impl MachineFixture {
         self.status(|status| status.power_state = Some(state.to_owned()))
     }
 
+    /// Shows a VM that is switched off.
+    pub fn off(self) -> Self {
+        let (type_, reason) = (
+            conditions::VIRTUAL_MACHINE_RUNNING,
+            conditions::reason::POWERED_OFF,
+        );
+        self.power("Stopped")
+            .condition(type_, ConditionStatus::False, reason)
+    }
+
     /// Publishes an IP address.
     pub fn ip(self, ip: &str) -> Self {
         let (type_, address) = ("InternalIP".to_owned(), ip.to_owned());
@@ -273,11 +283,7 @@ impl MachineFixture {
 
     /// Sets now as the time of the last start of the VM.
     pub fn started(self) -> Self {
-        self.status(|status| {
-            let (type_, name) = (OperationType::Update, Operation::RestartMachine.name());
-            let started = LastOperation::new(type_, OperationState::Failed, Some(name), now());
-            status.last_operation = Some(started);
-        })
+        self.record(|record| record.last_start = Some(now()))
     }
 
     /// Sets a failed last operation. Its next attempt is due in this many seconds.

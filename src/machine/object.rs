@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use kube::api::Api;
 use serde_json::json;
 use tokio::time::{sleep, timeout};
@@ -173,6 +174,19 @@ impl<'a> Object<'a> {
         let action = "recording that an update is issued";
         let issued = |record: VmRecord| record.after(VmEvent::UpdateIssued);
         self.try_change_record(action, issued, Moves::Blocked, None).await
+    }
+
+    /// Records that a start of the VM is issued. The next start comes later, even after a crash or a move.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when the object has changed since the plan.
+    pub async fn record_start(&mut self, at: Timestamp) -> Result<(), Error> {
+        let issued = |mut record: VmRecord| {
+            record.last_start = Some(at);
+            record
+        };
+        self.try_change_record("recording that a start is issued", issued, Moves::AsBefore, None)
+            .await
     }
 
     /// Returns the annotation that blocks or unblocks `clusterctl move`, unless it is as wanted or a user's.

@@ -120,15 +120,11 @@ pub fn after(machine: &InfraMachine, outcome: &Outcome, timing: RetryTiming) -> 
 }
 
 /// Returns the status of a machine whose driver was asked to start the VM.
-pub fn started(
-    machine: &InfraMachine,
-    answer: &cmi_driver::Result<()>,
-    now: Timestamp,
-) -> InfraMachineStatus {
+pub fn started(machine: &InfraMachine, refused: Option<Code>, now: Timestamp) -> InfraMachineStatus {
     let mut status = machine.status.clone().unwrap_or_default();
-    let (state, code) = match answer {
-        Ok(()) => (OperationState::Successful, None),
-        Err(status) => (OperationState::Failed, Some(status.code().name().to_owned())),
+    let (state, code) = match refused {
+        None => (OperationState::Successful, None),
+        Some(code) => (OperationState::Failed, Some(code.name().to_owned())),
     };
     let operation = Some(Operation::RestartMachine.name());
     let start = LastOperation::new(OperationType::Update, state, operation, now);

@@ -11,13 +11,13 @@ use capcmi::api::annotations;
 use capcmi::api::conditions;
 use capcmi::api::identity;
 use capcmi::api::v1alpha1::{InfraMachine, OperationState, OperationType};
-use cmi_driver::tags;
+use cmi_driver::{Operation, tags};
 use cmi_simulated::{PlantedVm, Vm};
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
 use crate::leadership::{elected, leads};
-use crate::support::by_hand::event;
+use crate::support::by_hand::{event, says};
 use crate::support::provider::Replica;
 use crate::support::{ByHand, Cloud, DEADLINE, Point, Provider, Side, Stage, Trap, World};
 
@@ -35,6 +35,8 @@ enum Scenario {
     RefusedCreate,
     /// A field that the driver can update changes in the spec.
     Update,
+    /// The VM of a machine with `powerPolicy: AlwaysOn` is switched off.
+    Start,
     Delete,
     /// The machine was removed without its VM, next to the VM of another machine. The collector deletes only
     /// the former.
@@ -66,6 +68,12 @@ async fn a_refused_create_survives_a_kill_at_any_point() -> Result<()> {
 #[tokio::test(start_paused = true)]
 async fn an_update_survives_a_kill_at_any_point() -> Result<()> {
     survives_a_kill_at_any_point(Scenario::Update).await
+}
+
+/// DRV-12, CAP-14.
+#[tokio::test(start_paused = true)]
+async fn a_start_survives_a_kill_at_any_point() -> Result<()> {
+    survives_a_kill_at_any_point(Scenario::Start).await
 }
 
 /// DRV-12, DRV-21, DRV-22.
@@ -168,6 +176,9 @@ impl Session {
                 json!({"operation": "DeleteMachine", "machine": MACHINE, "code": "InvalidArgument"});
             cloud.fail(json!([refused]))?;
         }
+        if scenario == Scenario::Start {
+            machine = machine.infra("/spec/powerPolicy", json!("AlwaysOn"));
+        }
         if scenario == Scenario::Adopt {
             machine = to_adopt(machine, &cloud, &stage.cluster_id)?;
         }
@@ -185,14 +196,18 @@ impl Session {
         })
     }
 
-    /// Starts a provider with an inventory that does not interfere.
+    /// Starts a provider. Its inventory interferes only with a start.
     async fn start(&self, trap: &Trap) -> Result<Replica> {
         let drivers = self.cloud.drivers(json!({
             "addsMachineTag": self.scenario == Scenario::Adopt,
         }));
-        let provider = Provider::new(drivers).with(|options| {
-            options.inventory_interval = Duration::from_hours(24);
-        });
+        // Lists find a VM that is off, or on again.
+        let interval = if self.scenario == Scenario::Start {
+            Duration::from_mins(1)
+        } else {
+            Duration::from_hours(24)
+        };
+        let provider = Provider::new(drivers).with(|options| options.inventory_interval = interval);
         let provider = provider.caught_in(trap);
         if self.scenario != Scenario::Collect {
             return provider.start(&self.world).await;
@@ -211,7 +226,7 @@ impl Session {
     async fn begin(&self, trap: &Trap) -> Result<()> {
         if matches!(
             self.scenario,
-            Scenario::Update | Scenario::Delete | Scenario::Collect
+            Scenario::Update | Scenario::Start | Scenario::Delete | Scenario::Collect
         ) {
             self.machine.clone().create().await?;
             self.machine.provisioned().await?;
@@ -229,6 +244,12 @@ impl Session {
                 .respecify("labels", json!({"round": "1"}))
                 .await
                 .map(drop),
+            Scenario::Start => {
+                let [vm] = &self.own_vms()?[..] else {
+                    bail!("there is not one VM");
+                };
+                Ok(self.cloud.console()?.switch(vm.id, false)?)
+            }
             Scenario::Delete => self.machine.delete().await,
             Scenario::Collect => {
                 self.machine
@@ -272,6 +293,12 @@ impl Session {
             Scenario::RefusedCreate => self.machine.until("refused", refused).await.map(drop),
             // The provider adds the identity after the adoption.
             Scenario::Adopt | Scenario::Update => self.machine.until("updated", updated).await.map(drop),
+            Scenario::Start => {
+                let is_on = |machine: &InfraMachine| {
+                    says(machine, conditions::VIRTUAL_MACHINE_RUNNING, "True", "Running")
+                };
+                self.machine.until("started", is_on).await.map(drop)
+            }
             Scenario::Delete => self.machine.gone().await,
             Scenario::Collect => {
                 eventually(DEADLINE, "the end of the orphan", async || {
@@ -330,11 +357,13 @@ impl Session {
             .unwrap_or_default()
             .into_keys()
             .collect();
+        // The result of an interrupted start may stay unknown. It is never repeated early.
         let last = status
             .last_operation
+            .filter(|_| self.scenario != Scenario::Start)
             .map(|last| json!([last.type_, last.state, last.operation, last.code]));
         Ok(json!({
-            "vms": kept,
+            "vms": kept, "starts": self.cloud.count(Operation::RestartMachine, MACHINE)?,
             "machine": {
                 "identified": machine.spec.provider_id.is_some(), "finalizers": machine.metadata.finalizers,
                 "annotations": annotations, "record": record, "provisioned": status.initialization,

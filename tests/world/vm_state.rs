@@ -352,8 +352,11 @@ async fn a_vm_that_is_switched_off_says_so_and_stays_ready() -> Result<()> {
 async fn a_vm_that_is_to_be_on_is_started_at_a_limited_rate() -> Result<()> {
     let life = Life::begin("policy", json!({}), json!("AlwaysOn"), |provider| provider).await?;
     let is_running = |machine: &InfraMachine| says(machine, VIRTUAL_MACHINE_RUNNING, "True", "Running");
+    let is_off = |machine: &InfraMachine| says(machine, VIRTUAL_MACHINE_RUNNING, "False", "PoweredOff");
     life.switch(false)?;
+    life.machine.until("a VM that is off", is_off).await?;
     event(&life.world, "m", "PoweredOff").await?;
+    event(&life.world, "m", "Restarted").await?;
     ensure!(life.starts()? == 1, "{} starts", life.starts()?);
     let is_on = |machine: &InfraMachine| {
         let status = machine.status.as_ref();
@@ -361,7 +364,9 @@ async fn a_vm_that_is_to_be_on_is_started_at_a_limited_rate() -> Result<()> {
     };
     life.machine.until("a VM that was started", is_on).await?;
 
+    // An update in between does not allow an earlier start.
     life.switch(false)?;
+    life.machine.respecify("labels", json!({"round": "1"})).await?;
     tokio::time::sleep(Duration::from_mins(3)).await;
     ensure!(life.starts()? == 1, "it was started again too soon");
     tokio::time::sleep(Duration::from_mins(3)).await;
@@ -409,10 +414,22 @@ async fn a_later_power_policy_starts_the_vm_or_is_refused() -> Result<()> {
 #[tokio::test(start_paused = true)]
 async fn a_vm_is_not_started_during_its_deletion_or_a_pause() -> Result<()> {
     let config = json!({"deleteSeconds": 600});
-    let life = Life::begin("deletion", config, json!("AlwaysOn"), |provider| provider).await?;
-    let paused = |value: Value| json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": value}}});
-    life.machine.patch(paused(json!(""))).await?;
+    let life = Life::begin("deletion", config, json!(null), |provider| provider).await?;
     life.switch(false)?;
+    let is_off = |machine: &InfraMachine| says(machine, VIRTUAL_MACHINE_RUNNING, "False", "PoweredOff");
+    life.machine.until("a VM that is off", is_off).await?;
+    let paused = |value: Value| json!({"metadata": {"annotations": {"cluster.x-k8s.io/paused": value}}});
+    life.cluster(json!({"paused": true})).await?;
+    life.machine
+        .patch(json!({"spec": {"powerPolicy": "AlwaysOn"}}))
+        .await?;
+    tokio::time::sleep(HOURS).await;
+    ensure!(
+        life.starts()? == 0,
+        "it was started during a pause of the Cluster"
+    );
+    life.machine.patch(paused(json!(""))).await?;
+    life.cluster(json!({"paused": false})).await?;
     tokio::time::sleep(HOURS).await;
     ensure!(life.starts()? == 0, "it was started during a pause");
     life.machine.delete().await?;

@@ -1,6 +1,7 @@
 //! The record of a machine. It holds everything that the provider must know about the VM after a crash, a
 //! move or a restore. Pure.
 
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -32,6 +33,9 @@ pub struct VmRecord {
     /// Whether this provider adopted a VM that another controller created.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adopted: bool,
+    /// When the driver was last called to start a VM that was switched off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_start: Option<Timestamp>,
 }
 
 /// The version of the format.
@@ -80,6 +84,7 @@ impl VmRecord {
             made_from: None,
             last_known_state: None,
             adopted: false,
+            last_start: None,
         })
     }
 

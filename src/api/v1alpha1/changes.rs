@@ -33,8 +33,8 @@ changes! {
         "spec.notReadyTaint.key":
             "After a change, the taint with the new key is removed once, if the Node has it.";
         "spec.powerPolicy":
-            "A change applies to the next look-up that finds the VM switched off. If the driver does not \
-                implement RestartMachine, `AlwaysOn` is refused.";
+            "A change applies to a VM that is switched off. If the driver does not implement \
+                GetMachineStatus and RestartMachine, `AlwaysOn` is refused.";
         "spec.providerID": "An admission policy refuses a change by a user.";
         "spec.providerSpec":
             "A change retries a failed or waiting create, or updates a running VM. If that is not supported, \

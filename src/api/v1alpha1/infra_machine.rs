@@ -235,14 +235,14 @@ impl InfraMachineSpec {
 
     /// Returns a message if a field would have no effect with a driver of these capabilities.
     pub fn unsupported(&self, capabilities: &Capabilities) -> Option<String> {
-        let is_ignored = self.power_policy == Some(PowerPolicy::AlwaysOn)
-            && !capabilities.supports(Operation::RestartMachine);
-        if is_ignored {
-            return Some(
-                "powerPolicy: AlwaysOn requires a driver that implements RestartMachine, and this driver \
-                    does not: remove the field"
-                    .to_owned(),
-            );
+        let needed = PowerPolicy::CALLS
+            .into_iter()
+            .find(|call| self.power_policy.is_some() && !capabilities.supports(*call));
+        if let Some(call) = needed {
+            return Some(format!(
+                "powerPolicy: AlwaysOn requires a driver that implements {call}, and this driver does not: \
+                    remove the field"
+            ));
         }
         let without_path = !self.addresses_from_pools.is_empty() && capabilities.address_path.is_none();
         without_path.then(|| {
@@ -467,11 +467,17 @@ pub struct MachineAddress {
 }
 
 /// AlwaysOn starts the VM again when it is found switched off, at most every 5 minutes. Requires a driver
-/// that implements RestartMachine. Without this field, the provider starts no existing VM.
+/// that implements GetMachineStatus and RestartMachine. Without this field, the provider starts no existing
+/// VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
 pub enum PowerPolicy {
     /// Whenever it is found switched off.
     AlwaysOn,
+}
+
+impl PowerPolicy {
+    /// The optional calls that the policy requires of a driver.
+    pub const CALLS: [Operation; 2] = [Operation::GetMachineStatus, Operation::RestartMachine];
 }
 
 /// Type of an operation on a VM.

@@ -7,8 +7,9 @@ use json_patch::jsonptr::{Pointer, PointerBuf};
 use json_patch::{AddOperation, Patch, PatchOperation, RemoveOperation};
 use serde_json::{Map, Value};
 
+use crate::api::v1alpha1::PowerPolicy;
 use crate::in_place::hot_update::Changes;
-use cmi_driver::{Capabilities, JsonPointer, Operation, ProviderSpec};
+use cmi_driver::{Capabilities, JsonPointer, ProviderSpec};
 
 /// The field that the driver interprets.
 const PROVIDER_SPEC: &str = "providerSpec";
@@ -170,8 +171,12 @@ impl fmt::Display for SpecChanges {
 
 fn of_field(field: &str, new: Option<&Value>, capabilities: &Capabilities) -> UpdateStrategy {
     // As for a new machine: see [`crate::api::v1alpha1::InfraMachineSpec::unsupported`].
-    if field == "powerPolicy" && new.is_some() && !capabilities.supports(Operation::RestartMachine) {
-        return UpdateStrategy::Refused("the driver does not implement RestartMachine".to_owned());
+    let mut calls = PowerPolicy::CALLS.into_iter();
+    if field == "powerPolicy"
+        && new.is_some()
+        && let Some(call) = calls.find(|call| !capabilities.supports(*call))
+    {
+        return UpdateStrategy::Refused(format!("the driver does not implement {call}"));
     }
     if READ_WHEN_NEEDED.contains(&field) {
         return UpdateStrategy::InPlace;
@@ -245,10 +250,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use cmi_driver::Operation;
 
     fn capabilities() -> Capabilities {
         Capabilities {
-            operations: [Operation::UpdateMachine, Operation::RestartMachine].into(),
+            operations: BTreeSet::from(PowerPolicy::CALLS)
+                .into_iter()
+                .chain([Operation::UpdateMachine])
+                .collect(),
             hot_updatable: vec![JsonPointer::field("labels")],
             ..Capabilities::minimal()
         }

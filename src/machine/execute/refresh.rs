@@ -26,7 +26,9 @@ impl Executor<'_, '_, '_> {
             LookUpResult::Present(PresentVm::ToInitialize(_)) if plan.initialize == Initialize::Never => {
                 Ok(Outcome::NotSupported(Operation::InitializeMachine))
             }
-            LookUpResult::Present(PresentVm::Initialized(machine)) if plan.start && is_off(&machine) => {
+            LookUpResult::Present(PresentVm::Initialized(machine))
+                if plan.start && machine.power_state == Some(PowerState::Stopped) =>
+            {
                 self.start(class, machine).await
             }
             LookUpResult::Present(vm) => self.finish(class, vm).await,
@@ -44,10 +46,12 @@ impl Executor<'_, '_, '_> {
         }
     }
 
-    /// Starts the machine's own VM, which a look-up has just found switched off, and reports it as an event.
-    /// The status shows when, as the last operation, and the next start comes later.
+    /// Starts the machine's own VM, which a look-up has just found switched off.
     ///
-    /// The lock keeps remediation from restarting the VM during the call.
+    /// # Guarantees
+    /// The record shows the start before the driver is called, on the planned version of the object. Neither
+    /// a crash nor a stale cache leads to an early start, and a deletion or pause of the object during the
+    /// look-up prevents this one. The lock keeps remediation from restarting the VM during the call.
     async fn start(&mut self, class: MachineClass, mut machine: Machine) -> Result<Outcome, ExecuteError> {
         let uid = self.object.uid().to_owned();
         let Some(_lock) = self.permit.configured_driver().try_lock_vm(&uid) else {
@@ -58,30 +62,25 @@ impl Executor<'_, '_, '_> {
             provider_id: machine.provider_id.clone(),
             last_known_state: identity::last_known_state(self.object.get()),
         };
+        self.object.record_start(wall_clock::now()).await?;
         let answer = self.permit.driver().restart_machine(request).await;
-        let started = |machine: &InfraMachine| started(machine, &answer, wall_clock::now());
-        self.object.patch_status(started).await?;
-        let (reason, note) = match answer {
-            Ok(()) => {
+        // The driver's message may quote bootstrap data.
+        let refused = answer.err().map(|status| status.code());
+        let started = |machine: &InfraMachine| started(machine, refused, wall_clock::now());
+        self.object.insist_on_status(started).await?;
+        let (action, id) = (Operation::RestartMachine.name(), &machine.provider_id);
+        let event = match refused {
+            None => {
                 machine.power_state = Some(PowerState::Starting);
-                let note = format!("VM {} was switched off, and is started", machine.provider_id);
-                (reason::POWERED_OFF, note)
-            }
-            // The driver's message may quote bootstrap data.
-            Err(status) => {
-                let code = status.code().name();
-                (
-                    code,
-                    format!("cannot start the VM: RestartMachine answered {code}"),
+                NewEvent::normal(
+                    reason::RESTARTED,
+                    action,
+                    format!("VM {id} was off, and is started"),
                 )
             }
+            Some(code) => NewEvent::warning(code.name(), action, format!("cannot start VM {id}")),
         };
-        let event = NewEvent::warning(reason, Operation::RestartMachine.name(), note);
         self.ctx.events.record(self.object.get(), event).await;
         Ok(Outcome::Provisioned(Box::new(machine)))
     }
-}
-
-fn is_off(machine: &Machine) -> bool {
-    machine.power_state == Some(PowerState::Stopped)
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::power::{is_off, wait_before_start};
+use super::power::until_start;
 use super::waits::{lacks, look_up_wait, poll_interval, retry_wait, until_settling};
 use super::{DriverPlan, Initialize, Observed, Owner, Plan, Refresh, Update, machine_deleted};
 use crate::api::conditions::{self, reason};
@@ -29,8 +29,6 @@ pub fn plan_provisioned(
     let applied = &made.provider_spec;
     let mut requeue_after = None;
     let lacks_look_up = lacks(observed, Operation::GetMachineStatus);
-    let wait_before_start = wait_before_start(machine, observed, driver, record);
-    let start = wait_before_start == Some(Duration::ZERO);
     let can_look = offers(Operation::GetMachineStatus) && !lacks_look_up;
     // The look-up comes first, because a refused spec or a failed update must not hide a missing VM.
     if can_look {
@@ -46,10 +44,9 @@ pub fn plan_provisioned(
         let unanswered =
             look_up_wait(observed).filter(|_| observed.state.hint.is_some_and(|hint| !hint.is_new));
         requeue_after = until_settling(observed).filter(|_| unsettled).or(unanswered);
-        let until_start = wait_before_start.max(look_up_wait(observed));
-        let until_start = until_start.filter(|_| wait_before_start.is_some() && is_off(machine));
-        let is_start_due = until_start == Some(Duration::ZERO);
-        if ((hinted || is_start_due) && unanswered.is_none()) || (unsettled && requeue_after.is_none()) {
+        let until_start = until_start(machine, observed, driver, record);
+        let start = until_start == Some(Duration::ZERO);
+        if ((hinted || start) && unanswered.is_none()) || (unsettled && requeue_after.is_none()) {
             return DriverPlan::Refresh(Box::new(Refresh {
                 look_up: applied.clone(),
                 provider_id,

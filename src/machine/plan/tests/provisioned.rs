@@ -384,7 +384,7 @@ fn a_sign_is_for_the_look_up_to_follow_and_no_word_on_what_is_gone() {
 
 #[test]
 fn a_vm_that_is_off_is_started_only_on_request_and_between_other_operations() {
-    let off = || machine().provisioned().power("Stopped");
+    let off = || machine().provisioned().off();
     let wanted = || off().always_on();
     assert!(refresh(world().plan(wanted())).start);
     for (what, world, machine) in [
@@ -392,7 +392,11 @@ fn a_vm_that_is_off_is_started_only_on_request_and_between_other_operations() {
         (
             "it runs",
             world(),
-            machine().provisioned().power("Running").always_on(),
+            machine()
+                .provisioned()
+                .power("Running")
+                .ip("10.0.0.1")
+                .always_on(),
         ),
         (
             "its Machine is being deleted",
@@ -407,24 +411,35 @@ fn a_vm_that_is_off_is_started_only_on_request_and_between_other_operations() {
     ] {
         assert_eq!(world.plan(machine), kept(true, None), "{what}");
     }
-    // A look-up for another reason may find it off.
     let hinted = || world().hinting(LookUpHint::Signal);
-    let running = || machine().provisioned().power("Running").always_on();
-    assert!(refresh(hinted().plan(running())).start);
-    assert!(!refresh(hinted().plan(machine().provisioned())).start);
+    assert!(refresh(hinted().plan(wanted())).start);
+    assert!(!refresh(hinted().plan(off())).start);
     let updating = VmState::Updating { unanswered: None };
-    assert!(!refresh(hinted().plan(running().recorded(updating))).start);
+    assert!(!refresh(hinted().plan(wanted().recorded(updating))).start);
+    // The status first shows that it is off.
+    let running = machine().provisioned().power("Running").always_on();
+    assert!(!refresh(hinted().plan(running)).start);
 }
 
 #[test]
 fn two_starts_of_a_vm_are_five_minutes_apart() {
-    let off = || machine().provisioned().power("Stopped").always_on().started();
+    let off = || machine().provisioned().off().always_on().started();
     let later = |seconds| world().seconds_later(seconds);
     assert_eq!(later(120).plan(off()), kept(true, Some(180)));
     assert!(!refresh(later(120).hinting(LookUpHint::Signal).plan(off())).start);
     assert!(refresh(later(300).plan(off())).start);
     // A look-up that failed is not repeated early.
     assert_eq!(later(300).remembering(9).plan(off()), kept(true, Some(9)));
+}
+
+/// An operator may have started the VM, and a start resets a VM that runs.
+#[test]
+fn a_vm_is_started_only_when_its_state_is_not_stale() {
+    let window = Duration::from_secs(30);
+    let slow = || world().capabilities(|capabilities| capabilities.consistency_window = window);
+    let off = || machine().provisioned().off().always_on();
+    assert_eq!(slow().plan(off()), kept(true, Some(30)));
+    assert!(refresh(slow().seconds_later(30).plan(off())).start);
 }
 
 #[test]
