@@ -711,10 +711,6 @@ fn power_state((state, reason): State) -> PowerState {
     let is_one_of = |reasons: &[virt_sys::virDomainPausedReason]| {
         reasons.iter().any(|known| i32::try_from(*known) == Ok(reason))
     };
-    let crashed = [
-        virt_sys::VIR_DOMAIN_SHUTOFF_CRASHED,
-        virt_sys::VIR_DOMAIN_SHUTOFF_FAILED,
-    ];
     // QEMU pauses a guest that can't write to its disk, usually because its storage pool is full.
     let stuck = [
         virt_sys::VIR_DOMAIN_PAUSED_IOERROR,
@@ -725,8 +721,11 @@ fn power_state((state, reason): State) -> PowerState {
         virt_sys::VIR_DOMAIN_SHUTDOWN => PowerState::Stopping,
         // Nothing restarts such a domain automatically.
         virt_sys::VIR_DOMAIN_CRASHED => PowerState::Failed,
-        virt_sys::VIR_DOMAIN_SHUTOFF if is_one_of(&crashed) => PowerState::Failed,
+        virt_sys::VIR_DOMAIN_SHUTOFF if is_one_of(&[virt_sys::VIR_DOMAIN_SHUTOFF_CRASHED]) => {
+            PowerState::Failed
+        }
         virt_sys::VIR_DOMAIN_PAUSED if is_one_of(&stuck) => PowerState::Failed,
+        // Also after a failed start, which may succeed later.
         virt_sys::VIR_DOMAIN_SHUTOFF => PowerState::Stopped,
         _ => PowerState::Running,
     }
@@ -753,7 +752,7 @@ mod tests {
             (virt_sys::VIR_DOMAIN_SHUTDOWN, 1, PowerState::Stopping),
             (virt_sys::VIR_DOMAIN_CRASHED, 1, PowerState::Failed),
             (virt_sys::VIR_DOMAIN_SHUTOFF, 3, PowerState::Failed),
-            (virt_sys::VIR_DOMAIN_SHUTOFF, 6, PowerState::Failed),
+            (virt_sys::VIR_DOMAIN_SHUTOFF, 6, PowerState::Stopped),
             (virt_sys::VIR_DOMAIN_SHUTOFF, 1, PowerState::Stopped),
             (virt_sys::VIR_DOMAIN_SHUTOFF, 2, PowerState::Stopped),
         ] {
