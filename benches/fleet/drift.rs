@@ -17,6 +17,9 @@ const MINUTE: Duration = Duration::from_mins(1);
 /// After the last change, until it is published: lists are made each minute.
 const UNTIL_PUBLISHED: Duration = Duration::from_secs(90);
 
+/// The share of a core that the provider may take with 10,000 machines.
+const MAX_SHARE: f64 = 0.05;
+
 /// Measures drifting fleets of all sizes, with the driver at each place.
 pub async fn measure(args: &Args) -> Result<()> {
     for place in &args.places {
@@ -32,6 +35,7 @@ pub async fn measure(args: &Args) -> Result<()> {
             tokio::time::sleep(UNTIL_PUBLISHED).await;
             let cpu = replica.usage()?.since(usage).cpu;
             let requests = bench.requests().await?.since(&requests);
+            let share = cpu.as_secs_f64() / begun.elapsed().as_secs_f64();
             println!(
                 "{}, {size} machines: {changes} changes, {} writes, {} Events, {} driver calls, {:.2} % of a \
                     core",
@@ -39,10 +43,11 @@ pub async fn measure(args: &Args) -> Result<()> {
                 requests.writes(),
                 requests.events,
                 replica.driver_calls().await?.saturating_sub(calls),
-                100.0 * cpu.as_secs_f64() / begun.elapsed().as_secs_f64()
+                100.0 * share
             );
             let writes = usize::try_from(requests.writes()).context("counting writes")?;
             ensure!(writes == changes, "{changes} changes cost {writes} writes");
+            ensure!(share < MAX_SHARE, "the provider takes {share} of a core");
         }
     }
     Ok(())
