@@ -8,6 +8,7 @@ mod reads;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::io::Write as _;
+use std::panic;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -217,7 +218,10 @@ impl Mutant {
                 return Err(Status::unimplemented(operation));
             }
             Flaw::Hangs(of) if of == operation => std::future::pending().await,
-            Flaw::Panics(of) if of == operation => panic!("a driver that is not written well"),
+            // The hook of a panic would keep the folders of all tests that run beside.
+            Flaw::Panics(of) if of == operation => {
+                panic::resume_unwind(Box::new("a driver that is not written well"))
+            }
             Flaw::LeavesHalf(of) if of == operation => {
                 let half = self.plant(class, &format!("{name}-half"));
                 tokio::time::sleep(MOMENT).await;
