@@ -357,13 +357,12 @@ impl Draft<'_> {
         if (1..=MAX_NODE_NAME).contains(&vm.node_name.len()) {
             self.status.node_name = Some(vm.node_name.clone());
         }
+        // `publish` has chosen them with the rules of the Cluster.
         self.status.addresses = addresses::published(&vm.addresses);
-        // Without a reported power state, the VM does not count as starting.
-        let before = self
-            .status
-            .power_state
-            .take()
-            .filter(|power| power != PowerState::Starting.name());
+        // Without a reported power state, the VM counts neither as starting nor as off.
+        let ended = [PowerState::Starting, PowerState::Stopped].map(PowerState::name);
+        let before = self.status.power_state.take();
+        let before = before.filter(|power| !ended.contains(&power.as_str()));
         self.status.power_state = vm.power_state.map(|power| power.name().to_owned()).or(before);
         if let Some(zone) = &vm.failure_domain
             && (1..=MAX_FAILURE_DOMAIN).contains(&zone.len())

@@ -344,6 +344,22 @@ fn a_recheck_that_knows_less_does_not_unsay_what_was_known() {
     assert_eq!(after(&once, &provisioned(bare), timing()), once.status.unwrap());
 }
 
+/// Otherwise, a VM that is to be on would be looked up for ever.
+#[test]
+fn a_vm_without_a_power_state_no_longer_counts_as_off() {
+    for (power, left) in [
+        ("Starting", None),
+        ("Stopped", None),
+        ("Running", Some("Running")),
+        ("Failed", Some("Failed")),
+    ] {
+        let machine = machine().provisioned().power(power).build();
+        let unknown = cmi_driver::Machine::new("sim://1".parse().unwrap(), "");
+        let status = after(&machine, &provisioned(unknown), timing());
+        assert_eq!(status.power_state.as_deref(), left, "{power}");
+    }
+}
+
 /// An invalid value from a driver must not block the rest of the status.
 #[test]
 fn what_the_schema_would_refuse_is_left_out_or_cut() {
