@@ -76,6 +76,36 @@ async fn a_start_survives_a_kill_at_any_point() -> Result<()> {
     survives_a_kill_at_any_point(Scenario::Start).await
 }
 
+/// The start is recorded before the call, so the limit of one start in five minutes outlives the process.
+#[tokio::test(start_paused = true)]
+async fn a_kill_after_a_start_allows_no_early_start() -> Result<()> {
+    let undisturbed = Trap::counting();
+    let session = Session::new(Scenario::Start).await?;
+    let mut replica = session.start(&undisturbed).await?;
+    session.begin(&undisturbed).await?;
+    session.finished().await?;
+    replica.terminate().await?;
+    let calls = undisturbed.calls();
+    let start = calls.iter().position(|call| *call == Operation::RestartMachine);
+    let start = start.context("the VM was not started")?;
+
+    let session = Session::new(Scenario::Start).await?;
+    let trap = Trap::at(Point::Call(start, Side::After));
+    let mut replica = session.start(&trap).await?;
+    session.begin(&trap).await?;
+    tokio::time::timeout(DEADLINE, trap.sprung())
+        .await
+        .context("the VM is not started")?;
+    replica.kill();
+    session.switch_off()?;
+    let _again = session.start(&Trap::counting()).await?;
+    tokio::time::sleep(Duration::from_mins(4)).await;
+    ensure!(session.starts()? == 1, "it was started again too soon");
+    session.finished().await?;
+    ensure!(session.starts()? == 2, "{} starts", session.starts()?);
+    Ok(())
+}
+
 /// DRV-12, DRV-21, DRV-22.
 #[tokio::test(start_paused = true)]
 async fn a_deletion_survives_a_kill_at_any_point() -> Result<()> {
@@ -101,11 +131,7 @@ async fn survives_a_kill_at_any_point(scenario: Scenario) -> Result<()> {
         !calls.is_empty() && !writes.is_empty(),
         "nothing was recorded: {calls:?}, {writes:?}"
     );
-    let sides = [Side::Before, Side::After];
-    let points = (0..calls.len())
-        .flat_map(|call| sides.map(|side| Point::Call(call, side)))
-        .chain((0..writes.len()).flat_map(|write| sides.map(|side| Point::Write(write, side))));
-    for point in points {
+    for point in undisturbed.points() {
         let killed = killed_at(scenario, point, &end).await;
         killed.with_context(|| format!("killed at {point:?} of calls {calls:?} and writes {writes:?}"))?;
     }
@@ -244,12 +270,7 @@ impl Session {
                 .respecify("labels", json!({"round": "1"}))
                 .await
                 .map(drop),
-            Scenario::Start => {
-                let [vm] = &self.own_vms()?[..] else {
-                    bail!("there is not one VM");
-                };
-                Ok(self.cloud.console()?.switch(vm.id, false)?)
-            }
+            Scenario::Start => self.switch_off(),
             Scenario::Delete => self.machine.delete().await,
             Scenario::Collect => {
                 self.machine
@@ -314,6 +335,18 @@ impl Session {
         }
     }
 
+    /// Switches the machine's VM off, as an operator would at the back end.
+    fn switch_off(&self) -> Result<()> {
+        let [vm] = &self.own_vms()?[..] else {
+            bail!("there is not one VM");
+        };
+        Ok(self.cloud.console()?.switch(vm.id, false)?)
+    }
+
+    fn starts(&self) -> Result<usize> {
+        self.cloud.count(Operation::RestartMachine, MACHINE)
+    }
+
     /// The VMs of this cluster. Checks that the VMs of others are unchanged.
     fn own_vms(&self) -> Result<Vec<Vm>> {
         let (own, others): (Vec<_>, Vec<_>) = self
@@ -363,7 +396,7 @@ impl Session {
             .filter(|_| self.scenario != Scenario::Start)
             .map(|last| json!([last.type_, last.state, last.operation, last.code]));
         Ok(json!({
-            "vms": kept, "starts": self.cloud.count(Operation::RestartMachine, MACHINE)?,
+            "vms": kept, "starts": self.starts()?,
             "machine": {
                 "identified": machine.spec.provider_id.is_some(), "finalizers": machine.metadata.finalizers,
                 "annotations": annotations, "record": record, "provisioned": status.initialization,

@@ -66,21 +66,18 @@ impl Executor<'_, '_, '_> {
         let answer = self.permit.driver().restart_machine(request).await;
         // The driver's message may quote bootstrap data.
         let refused = answer.err().map(|status| status.code());
-        let started = |machine: &InfraMachine| started(machine, refused, wall_clock::now());
-        self.object.insist_on_status(started).await?;
         let (action, id) = (Operation::RestartMachine.name(), &machine.provider_id);
         let event = match refused {
             None => {
                 machine.power_state = Some(PowerState::Starting);
-                NewEvent::normal(
-                    reason::RESTARTED,
-                    action,
-                    format!("VM {id} was off, and is started"),
-                )
+                let note = format!("VM {id} was off, and is started");
+                NewEvent::normal(reason::RESTARTED, action, note)
             }
             Some(code) => NewEvent::warning(code.name(), action, format!("cannot start VM {id}")),
         };
         self.ctx.events.record(self.object.get(), event).await;
+        let started = |machine: &InfraMachine| started(machine, refused, wall_clock::now());
+        self.object.insist_on_status(started).await?;
         Ok(Outcome::Provisioned(Box::new(machine)))
     }
 }

@@ -30,11 +30,12 @@ fn the_format_of_a_record_is_fixed() {
     });
     record = record.with_last_known_state(LastKnownState::new(b"s1".to_vec()).as_ref());
     record = record.after(VmEvent::ShutDownAccepted { at });
+    record.last_start = Some(at);
     let text = concat!(
         r#"{"version":"v1","machine":"ns1/m1/u-1","cluster":"c-1","#,
         r#""state":{"name":"ShuttingDown","accepted":"2027-01-15T08:00:00Z"},"#,
         r#""madeFrom":{"driver":"pool","secret":"creds","providerSpec":{"size":"s"}},"#,
-        r#""lastKnownState":"czE=","adopted":true}"#
+        r#""lastKnownState":"czE=","adopted":true,"lastStart":"2027-01-15T08:00:00Z"}"#
     );
     assert_eq!(written(&record), text);
     assert_eq!(VmRecord::of(&machine(text)), Ok(Some(record)));
