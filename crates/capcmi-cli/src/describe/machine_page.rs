@@ -284,9 +284,12 @@ fn record(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
     if record.adopted {
         page.row("Adopted", "yes");
     }
+    if let Some(at) = record.last_start {
+        page.row("Last start", &format!("{}, {at:.0}: it was off", ago(at, now)));
+    }
 }
 
-/// Returns the code with which the driver has refused the only create, as far as the status shows. The record
+/// Returns the code of the refusal of the only create, if the status shows one. The record
 /// does not change with this answer. A repeated refusal is recorded less often than the create.
 fn answer(machine: &InfraMachine, state: VmState) -> Option<&str> {
     let last = machine.status.as_ref()?.last_operation.as_ref()?;
