@@ -2,6 +2,9 @@
 
 use std::net::IpAddr;
 
+use serde::Deserialize as _;
+use serde::de::{self, IntoDeserializer as _, value::StrDeserializer};
+
 use super::cluster_api::Cluster;
 use super::v1alpha1::MachineAddress;
 use cmi_driver::{Address, AddressType, PowerState};
@@ -10,14 +13,6 @@ use cmi_driver::{Address, AddressType, PowerState};
 const MAX_ADDRESSES: usize = 256;
 /// Cluster API's limit for the length of an address.
 const MAX_BYTES: usize = 256;
-
-const ALL_TYPES: [AddressType; 5] = [
-    AddressType::Hostname,
-    AddressType::ExternalIP,
-    AddressType::InternalIP,
-    AddressType::ExternalDNS,
-    AddressType::InternalDNS,
-];
 
 type Ip = (IpAddr, AddressType);
 
@@ -43,7 +38,7 @@ impl AddressRules {
     }
 
     /// Returns the addresses to publish after an answer of the driver: those that others can use, each once,
-    /// in a stable order. IP addresses come before names, and those of the preferred family come first.
+    /// in a stable order: the preferred family, the other family, names.
     ///
     /// An answer without IP addresses of the machine's own keeps the published ones unless the VM is off,
     /// because a guest agent may be silent. The same holds for names.
@@ -158,11 +153,9 @@ const fn is_name_kind(kind: AddressType) -> bool {
 
 /// Reads a published address. The schema of the status allows no other types.
 fn reported_address(published: &MachineAddress) -> Option<Address> {
-    let kind = ALL_TYPES
-        .into_iter()
-        .find(|kind| type_name(*kind) == published.type_)?;
+    let type_: StrDeserializer<'_, de::value::Error> = published.type_.as_str().into_deserializer();
     Some(Address {
-        kind,
+        kind: AddressType::deserialize(type_).ok()?,
         address: published.address.clone(),
     })
 }

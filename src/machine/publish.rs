@@ -33,9 +33,10 @@ pub async fn publish(
     mut outcome: Outcome,
 ) -> Result<Action, Error> {
     if let Some(vm) = outcome.vm_mut() {
-        let shown = object.get().status.clone().unwrap_or_default().addresses;
+        let shown = object.get().status.as_ref();
+        let shown = shown.map_or(&[][..], |status| &status.addresses);
         let rules = gathered.address_rules();
-        vm.addresses = rules.after_answer(&shown, &vm.addresses, vm.power_state);
+        vm.addresses = rules.after_answer(shown, &vm.addresses, vm.power_state);
     }
     let attempts = gathered.attempts(before);
     let wait = wait(before, &outcome, attempts);

@@ -254,10 +254,12 @@ mod tests {
 
     fn capabilities() -> Capabilities {
         Capabilities {
-            operations: BTreeSet::from(PowerPolicy::CALLS)
-                .into_iter()
-                .chain([Operation::UpdateMachine])
-                .collect(),
+            operations: [
+                Operation::GetMachineStatus,
+                Operation::RestartMachine,
+                Operation::UpdateMachine,
+            ]
+            .into(),
             hot_updatable: vec![JsonPointer::field("labels")],
             ..Capabilities::minimal()
         }

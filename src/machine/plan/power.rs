@@ -22,7 +22,7 @@ pub fn until_start(
     driver: &KnownDriver,
     record: &VmRecord,
 ) -> Option<Duration> {
-    // Cluster API deletes the Machine first, and drains its Node meanwhile.
+    // Cluster API deletes the Machine first, and then drains its Node.
     let kept = matches!(&observed.owner, Owner::Found(owner) if owner.metadata.deletion_timestamp.is_none());
     let status = machine.status.as_ref()?;
     let shown = conditions::get(&status.conditions, conditions::VIRTUAL_MACHINE_RUNNING)?;

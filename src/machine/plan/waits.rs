@@ -114,7 +114,7 @@ pub fn poll_interval(machine: &InfraMachine, now: Timestamp) -> Option<Duration>
     is_unsettled(machine).then(|| age.clamp(FIRST_BACKOFF, MAX_BACKOFF))
 }
 
-/// A driver that reports no power state is one of `cmi.v1` alone, whose answers never have addresses.
+/// Answers of `cmi.v1` alone have neither a power state nor addresses.
 fn awaits_address(machine: &InfraMachine) -> bool {
     let is_off = [PowerState::Stopped, PowerState::Failed].map(PowerState::name);
     machine.status.as_ref().is_some_and(|status| {
