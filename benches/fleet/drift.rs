@@ -1,4 +1,4 @@
-//! The cost of a fleet that is up, and of which 1 % of the VMs change their address each minute.
+//! The cost of a fleet that is up while 1 % of its VMs change their address each minute.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ const MINUTE: Duration = Duration::from_mins(1);
 /// After the last change, until it is published: lists are made each minute.
 const UNTIL_PUBLISHED: Duration = Duration::from_secs(90);
 
-/// The share of a core that the provider may take with 10,000 machines.
+/// The share of a core that the provider may take.
 const MAX_SHARE: f64 = 0.05;
 
 /// Measures drifting fleets of all sizes, with the driver at each place.

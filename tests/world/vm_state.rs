@@ -302,7 +302,7 @@ async fn a_new_vm_is_polled_for_its_first_address() -> Result<()> {
     Ok(())
 }
 
-/// Also for a driver whose lists have no state, and which looks up no machine by itself.
+/// A driver whose lists have no state gets the same polls.
 #[tokio::test(start_paused = true)]
 async fn the_poll_for_an_address_ends_after_15_minutes() -> Result<()> {
     for has_state in [true, false] {

@@ -36,7 +36,7 @@ const FEATURE_GATES: &str = "ClusterTopology=true,RuntimeSDK=true,InPlaceUpdates
 pub(crate) struct Pace {
     /// Whether it runs with `ReconcilerRateLimiting`.
     pub rate_limiting: bool,
-    /// The time after which it reconciles an unchanged object again, if not the default.
+    /// The time between two reconciles of an unchanged object. `None` is the default of the manager.
     pub sync_period: Option<Duration>,
 }
 

@@ -69,8 +69,7 @@ async fn of_a_started_vm(t: TestContext) -> CaseResult {
     list_agrees(&t, &request).await
 }
 
-/// Compares the list with a look-up before and a look-up after it. If these differ, the VM has changed
-/// meanwhile.
+/// Compares the list with a look-up before and a look-up after it. If these differ, the VM has changed.
 async fn list_agrees(t: &TestContext, request: &MachineRequest) -> CaseResult {
     for _ in 0..TRIES {
         let before = looked_up(t, request).await?;
