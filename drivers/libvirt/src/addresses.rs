@@ -38,6 +38,35 @@ impl Sightings {
         }
     }
 
+    /// Takes over what a newer source has of these interfaces. An interface keeps the addresses of a family
+    /// that the source lacks.
+    pub fn update(&mut self, newer: &Self, macs: &[String]) {
+        for mac in macs {
+            for is_ipv6 in [false, true] {
+                let mut found = newer
+                    .of(mac)
+                    .filter(|address| address.is_ipv6() == is_ipv6)
+                    .peekable();
+                if found.peek().is_some() {
+                    let known = self.0.entry(mac.clone()).or_default();
+                    known.retain(|address| address.is_ipv6() != is_ipv6);
+                    known.extend(found);
+                }
+            }
+        }
+    }
+
+    /// Drops the addresses that another interface has according to a newer source.
+    pub fn drop_moved(&mut self, newer: &Self) {
+        let has_moved = |mac: &String, address: &IpAddr| {
+            let mut others = newer.0.iter().filter(|(other, _)| *other != mac);
+            others.any(|(_, addresses)| addresses.contains(address))
+        };
+        for (mac, addresses) in &mut self.0 {
+            addresses.retain(|address| !has_moved(mac, address));
+        }
+    }
+
     /// Drops the addresses of all other interfaces.
     pub fn retain(&mut self, macs: &[String]) {
         let is_kept = |mac: &str| macs.iter().any(|kept| kept.eq_ignore_ascii_case(mac));
@@ -70,6 +99,11 @@ impl Sightings {
 
     fn of(&self, mac: &str) -> impl Iterator<Item = IpAddr> {
         self.0.get(mac).into_iter().flatten().copied()
+    }
+
+    /// Whether the interface has an IPv4 address.
+    pub fn has_ipv4(&self, mac: &str) -> bool {
+        self.of(mac).any(|address| address.is_ipv4())
     }
 
     /// Whether the interface has an address.

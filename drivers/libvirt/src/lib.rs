@@ -13,6 +13,7 @@ mod images;
 mod library;
 mod machines;
 pub mod metadata;
+mod neighbours;
 mod placement;
 pub mod seed;
 mod spec;

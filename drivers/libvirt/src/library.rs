@@ -20,7 +20,7 @@ use crate::addresses::{Lease, Sightings};
 pub enum Source {
     /// The agent in the guest, where one runs.
     Agent,
-    /// The host's ARP table: IPv4 neighbours that the host has seen. libvirt leaves out IPv6.
+    /// The host's ARP table: IPv4 neighbours that the host has seen. See also `neighbours`.
     Arp,
 }
 

@@ -1,9 +1,9 @@
-//! The addresses of running guests on a host, from leases, agents, ARP and the machines' static addresses.
+//! The addresses of running guests on a host, from leases, agents, neighbour tables and static addresses.
 //!
 //! libvirt lists the leases of a whole network in one call. It queries agents and the ARP table one domain at
 //! a time. A list of machines therefore limits these queries: it trusts an answer of a few seconds ago, does
 //! not query an agent that was silent a short time ago, and stops querying when its time is over. Until a
-//! guest stops, the last answers of its agent and the ARP table fill the gaps.
+//! guest stops, the last answers of its agent and the neighbour tables fill the gaps.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -18,6 +18,7 @@ use virt::network::Network;
 
 use crate::addresses::{Sightings, merged};
 use crate::library::{self, Source};
+use crate::neighbours;
 
 /// How long a list uses the answer of an agent without querying it again. The provider lists each class of a
 /// cluster separately.
@@ -47,6 +48,7 @@ struct Known {
     /// When the agent's last query failed, if that took long.
     froze: Option<Instant>,
     arp: Sightings,
+    neighbours: Sightings,
 }
 
 impl Guests {
@@ -98,17 +100,22 @@ pub struct RunningGuest<'a> {
 pub struct Look<'a> {
     guests: &'a Guests,
     leases: Sightings,
+    neighbours: Sightings,
     scope: Scope,
     /// How long agents have taken to answer.
     spent: Cell<Duration>,
 }
 
 impl<'a> Look<'a> {
-    /// Reads the leases of all networks of the host.
+    /// Reads the leases of all networks of the host, and the neighbours of the driver's own computer.
     pub fn new(connect: &Connect, guests: &'a Guests, scope: Scope) -> Self {
         Self {
             guests,
             leases: leases(connect),
+            neighbours: neighbours::sightings().unwrap_or_else(|error| {
+                tracing::debug!(%error, "cannot read the table of neighbours");
+                Sightings::default()
+            }),
             scope,
             spent: Cell::default(),
         }
@@ -123,11 +130,14 @@ impl<'a> Look<'a> {
         if guest.may_answer && self.is_agent_due(&known, macs, Instant::now()) {
             self.query_agent(guest.domain, macs, &mut known);
         }
-        let is_known = |mac: &String| [&self.leases, &known.agent].iter().any(|source| source.has(mac));
-        if !macs.iter().all(is_known) {
+        known.note_neighbours(&self.neighbours, macs);
+        let is_known = |mac: &String| {
+            let sources = [&self.leases, &known.agent, &guest.given, &known.neighbours];
+            sources.iter().any(|source| source.has_ipv4(mac))
+        };
+        if !known.has_answer() && !macs.iter().all(is_known) {
             match library::sightings(guest.domain, Source::Arp) {
-                Ok(seen) if seen.is_empty() => {}
-                Ok(seen) => known.arp = seen,
+                Ok(seen) => known.arp.update(&seen, macs),
                 Err(error) => tracing::trace!(%error, "cannot read the ARP table"),
             }
         }
@@ -181,14 +191,28 @@ impl Known {
         self.froze = (took >= FROZEN).then_some(now);
     }
 
-    /// A silent agent's last answer may be outdated, so a lease comes before it. A static address comes last:
-    /// a guest that did not apply it shows another one.
+    /// Whether the agent answered the last query.
+    fn has_answer(&self) -> bool {
+        self.answered.is_some() && !self.is_silent
+    }
+
+    /// The last entries stay, because the kernel forgets neighbours that are silent for a minute. A virtual
+    /// address moves from guest to guest.
+    fn note_neighbours(&mut self, table: &Sightings, macs: &[String]) {
+        self.neighbours.update(table, macs);
+        self.neighbours.drop_moved(table);
+    }
+
+    /// A silent agent's last answer may be outdated, so a lease comes before it. A static address comes after
+    /// both: a guest that did not apply it shows another one. Neighbour tables come last: an interface also
+    /// answers for addresses that are not its machine's, such as those of Services.
     fn merged_with(&self, leases: &Sightings, given: &Sightings, macs: &[String]) -> Vec<IpAddr> {
-        if self.is_silent {
-            merged(macs, &[leases, &self.agent, &self.arp, given])
+        let [first, second] = if self.is_silent {
+            [leases, &self.agent]
         } else {
-            merged(macs, &[&self.agent, leases, &self.arp, given])
-        }
+            [&self.agent, leases]
+        };
+        merged(macs, &[first, second, given, &self.neighbours, &self.arp])
     }
 }
 
@@ -241,6 +265,9 @@ mod tests {
         let (none, lease) = (Sightings::default(), seen(&["10.0.0.6"]));
         assert_eq!(shown_with(&known, &none, &given), ["10.0.0.9"]);
         assert_eq!(shown_with(&known, &lease, &given), ["10.0.0.6"]);
+        // The second one may be that of a Service.
+        known.arp = seen(&["10.0.0.9", "10.0.0.200"]);
+        assert_eq!(shown_with(&known, &none, &given), ["10.0.0.9"]);
         known.note_answer(seen(&["10.0.0.5"]), Instant::now());
         assert_eq!(shown_with(&known, &none, &given), ["10.0.0.5"]);
         known.note_answer(seen(&["fd00::5"]), Instant::now());
@@ -271,6 +298,34 @@ mod tests {
     }
 
     #[test]
+    fn neighbours_stay_until_another_guest_has_their_address() {
+        let table = |entries: &[(&str, &str)]| {
+            let mut table = Sightings::default();
+            for (mac, address) in entries {
+                table.add(mac, address);
+            }
+            table
+        };
+        let (mut known, macs) = (Known::default(), [MAC.to_owned()]);
+        let mut next = |entries: &[(&str, &str)]| {
+            known.note_neighbours(&table(entries), &macs);
+            shown(&known, &Sightings::default())
+        };
+        let other = "52:00:00:00:00:0b";
+        let first = [
+            (MAC, "10.0.0.5"),
+            (MAC, "10.0.0.100"),
+            (MAC, "fd00::5"),
+            (other, "10.0.0.7"),
+        ];
+        assert_eq!(next(&first), ["10.0.0.5", "10.0.0.100", "fd00::5"]);
+        assert_eq!(next(&[]), ["10.0.0.5", "10.0.0.100", "fd00::5"]);
+        assert_eq!(next(&[(MAC, "fd00::6")]), ["10.0.0.5", "10.0.0.100", "fd00::6"]);
+        assert_eq!(next(&[(other, "10.0.0.100")]), ["10.0.0.5", "fd00::6"]);
+        assert_eq!(next(&[(MAC, "10.0.0.6")]), ["10.0.0.6", "fd00::6"]);
+    }
+
+    #[test]
     fn answers_about_another_run_or_host_are_forgotten() {
         let (guests, uuid) = (Guests::default(), Uuid::from_u128(1));
         let mut known = guests.recall("host-a", uuid, 7);
@@ -293,6 +348,7 @@ mod tests {
         let look = |scope, spent| Look {
             guests: &guests,
             leases: Sightings::default(),
+            neighbours: Sightings::default(),
             scope,
             spent: Cell::new(spent),
         };

@@ -1,7 +1,8 @@
 //! How guests boot, get their bootstrap data and report their addresses.
 
-use std::fs;
+use std::fs::{self, File};
 use std::net::IpAddr;
+use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -13,7 +14,9 @@ use cmi_driver::{
     ShutDownMachineRequest, USER_DATA_FORMAT,
 };
 use jiff::{SignedDuration, Timestamp};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::{Value, json};
+use tokio::runtime;
 use tokio::time::Instant;
 use virt::network::Network;
 
@@ -274,6 +277,28 @@ async fn listed(driver: &LibvirtDriver, machine: &MachineRef) -> Result<(Vec<IpA
     Ok((addresses.collect::<std::result::Result<_, _>>()?, vm.power_state))
 }
 
+/// The IP addresses that a driver lists that runs on the host: in its network namespace.
+async fn listed_on_host(lab: &Lab, machine: &MachineRef) -> Result<Vec<IpAddr>> {
+    let namespace = File::open(format!("/proc/{}/ns/net", lab.libvirtd(HOST)?))?;
+    let enter = move || {
+        let kind = Some(LinkNameSpaceType::Network);
+        // The driver then sees no neighbours.
+        if let Err(error) = move_into_link_name_space(namespace.as_fd(), kind) {
+            eprintln!("the driver could not enter the host's network: {error}");
+        }
+    };
+    let on_host = runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .on_thread_start(enter)
+        .enable_all()
+        .build()?;
+    let (driver, machine) = (lab.driver()?, machine.clone());
+    let answer = on_host.spawn(async move { listed(&driver, &machine).await });
+    let answer = answer.await?;
+    on_host.shutdown_background();
+    Ok(answer?.0)
+}
+
 fn define_networks(lab: &Lab) -> Result<()> {
     let connect = lab.connect(HOST)?;
     for xml in [
@@ -352,6 +377,15 @@ async fn lists_show_all_networks_while_the_agent_is_frozen_and_leases_change() -
     assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
     let (of_another_driver, _) = listed(&lab.driver()?, &machine).await?;
     assert_eq!(of_another_driver, seen[..1], "it knows only the lease");
+    lab.on_host(HOST, &["ip", "address", "add", "10.77.0.1/24", "dev", "cut"])?;
+    for address in &seen {
+        lab.on_host(HOST, &["bash", "-c", &format!("echo > /dev/tcp/{address}/80")])?;
+    }
+    assert_eq!(
+        listed_on_host(&lab, &machine).await?,
+        seen,
+        "it knows the neighbours"
+    );
 
     send("98")?;
     eventually("the newer lease", async || {
