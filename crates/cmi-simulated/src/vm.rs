@@ -219,11 +219,13 @@ impl Vm {
         lines.join("\n") + "\n"
     }
 
+    /// A guest that is off shows only its name.
     fn addresses(&self, now: Instant) -> Vec<Address> {
         if let Some(addresses) = &self.set_addresses {
             return addresses.clone();
         }
-        let is_known = self.address_from.is_none_or(|from| from <= now);
+        let is_off = self.power_state(now) == PowerState::Stopped;
+        let is_known = !is_off && self.address_from.is_none_or(|from| from <= now);
         let given = self.static_addresses.iter().map(|given| given.address);
         let own = self.address.map(IpAddr::from);
         let own = own.filter(|_| self.static_addresses.is_empty());

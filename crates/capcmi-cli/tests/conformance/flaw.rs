@@ -284,6 +284,10 @@ pub enum Flaw {
     ListRemembersState,
     /// The list shows a VM that was once stopped as stopped.
     ListKeepsStopped,
+    /// The list shows the addresses that a VM had at first.
+    ListRemembersAddresses,
+    /// The list shows no address of a VM that once had none.
+    ListLosesAddresses,
     /// The list gives each VM the addresses of another.
     ListSwapsAddresses,
     /// An empty cluster is NOT_FOUND.

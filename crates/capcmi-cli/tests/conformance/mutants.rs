@@ -260,6 +260,8 @@ const MUTANTS: &[(Flaw, &str)] = &[
     (ListWithoutState, "CAP-37"),
     (ListRemembersState, "CAP-37"),
     (ListKeepsStopped, "CAP-37"),
+    (ListRemembersAddresses, "CAP-37"),
+    (ListLosesAddresses, "CAP-37"),
     (ListSwapsAddresses, "CAP-37"),
     (ListEmptyNotFound, "DRV-LM-00"),
     (ListEverything, "DRV-LM-03"),

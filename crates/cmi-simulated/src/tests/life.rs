@@ -180,10 +180,11 @@ async fn a_restarted_vm_boots_again_and_keeps_its_id_also_if_it_was_off() {
     let vm = async || driver.status("a", None, plain("a")).await.unwrap();
     for off in [false, true] {
         tokio::time::sleep(Duration::from_secs(2)).await;
+        let before = vm().await;
         if off {
             driver.shut_down("a", plain("a")).await.unwrap();
+            assert_ne!(vm().await.addresses, before.addresses, "a guest that is off");
         }
-        let before = vm().await;
         driver.restart_vm("a", id.clone(), plain("a")).await.unwrap();
         let after = vm().await;
         assert_eq!(after.power_state, Some(PowerState::Starting));

@@ -1,8 +1,8 @@
 //! Status and list, with their flaws.
 
 use cmi_driver::{
-    Code, Driver as _, GetMachineStatusRequest, ListMachinesRequest, ListedMachine, Machine, PowerState,
-    Result, Status, tags,
+    Address, AddressType, Code, Driver as _, GetMachineStatusRequest, ListMachinesRequest, ListedMachine,
+    Machine, PowerState, Result, Status, tags,
 };
 
 use super::{Mutant, again, listed, machine, tag};
@@ -146,15 +146,31 @@ impl Mutant {
                     vm.cluster_id.clone_from(&one);
                 }
             }
+            Flaw::ListSwapsAddresses if list.len() > 1 => {
+                let addresses = std::mem::take(&mut list[0].addresses);
+                list[0].addresses = std::mem::replace(&mut list[1].addresses, addresses);
+            }
+            Flaw::ListNoNames => list.iter_mut().for_each(|vm| vm.machine_name.clear()),
+            Flaw::ListEmptyNotFound if list.is_empty() => {
+                return Err(Status::new(Code::NotFound, "there is no VM at all"));
+            }
+            _ => self.change_states(&mut list),
+        }
+        Ok(list)
+    }
+
+    /// The flaws of the states in a list.
+    fn change_states(&self, list: &mut [ListedMachine]) {
+        match self.flaw {
             Flaw::ListWithoutState => {
-                for vm in &mut list {
+                for vm in list {
                     vm.addresses.clear();
                     vm.power_state = None;
                 }
             }
             Flaw::ListRemembersState => {
                 let mut first = self.listed.lock().unwrap();
-                for vm in &mut list {
+                for vm in list {
                     let seen = first.entry(vm.provider_id.to_string());
                     let seen = &seen.or_insert_with(|| vec![vm.clone()])[0];
                     vm.addresses.clone_from(&seen.addresses);
@@ -163,7 +179,7 @@ impl Mutant {
             }
             Flaw::ListKeepsStopped => {
                 let mut stopped = self.listed.lock().unwrap();
-                for vm in &mut list {
+                for vm in list {
                     let id = vm.provider_id.to_string();
                     if vm.power_state == Some(PowerState::Stopped) {
                         stopped.insert(id.clone(), Vec::new());
@@ -173,16 +189,28 @@ impl Mutant {
                     }
                 }
             }
-            Flaw::ListSwapsAddresses if list.len() > 1 => {
-                let addresses = std::mem::take(&mut list[0].addresses);
-                list[0].addresses = std::mem::replace(&mut list[1].addresses, addresses);
+            Flaw::ListRemembersAddresses => {
+                let mut first = self.listed.lock().unwrap();
+                for vm in list {
+                    let seen = first.entry(vm.provider_id.to_string());
+                    let seen = &seen.or_insert_with(|| vec![vm.clone()])[0];
+                    vm.addresses.clone_from(&seen.addresses);
+                }
             }
-            Flaw::ListNoNames => list.iter_mut().for_each(|vm| vm.machine_name.clear()),
-            Flaw::ListEmptyNotFound if list.is_empty() => {
-                return Err(Status::new(Code::NotFound, "there is no VM at all"));
+            Flaw::ListLosesAddresses => {
+                let is_ip = |address: &Address| address.kind == AddressType::InternalIP;
+                let mut without = self.listed.lock().unwrap();
+                for vm in list {
+                    let id = vm.provider_id.to_string();
+                    if !vm.addresses.iter().any(is_ip) {
+                        without.insert(id.clone(), Vec::new());
+                    }
+                    if without.contains_key(&id) {
+                        vm.addresses.retain(|address| !is_ip(address));
+                    }
+                }
             }
             _ => {}
         }
-        Ok(list)
     }
 }
