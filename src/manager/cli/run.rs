@@ -142,7 +142,7 @@ struct WorkArgs {
     /// As --inframachine-concurrency, for InfraClusters.
     #[arg(long, default_value = "8", value_name = "NUMBER")]
     infracluster_concurrency: NonZeroU16,
-    /// Interval between lists of the VMs of a driver and class, which detect VMs that vanished.
+    /// Interval between lists of the VMs of a driver and class, which find vanished and changed VMs.
     #[arg(long, value_parser = duration::parse, default_value = "1m", value_name = "TIME")]
     inventory_interval: Duration,
     /// Number of machines of a driver up to which each VM is looked up every 10 minutes, if lists have no
