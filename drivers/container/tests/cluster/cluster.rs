@@ -37,10 +37,7 @@ pub const CONTAINER: Flavour = Flavour {
         ("KUBE_VIP_RENEW_SECONDS", "7"),
         ("KUBE_VIP_RETRY_SECONDS", "1"),
     ],
-    overlay: &[
-        ("kustomization.yaml", include_str!("overlay.yaml")),
-        ("drain-rule.yaml", include_str!("drain-rule.yaml")),
-    ],
+    overlay: &[("kustomization.yaml", include_str!("overlay.yaml"))],
 };
 
 /// The flavour with a ClusterClass, whose templates are for the simulated driver.

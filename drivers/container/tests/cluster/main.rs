@@ -14,6 +14,7 @@ use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use management_cluster::eventually;
+use serde_json::json;
 use testbed::whole_cluster::{sandbox, steps, workload};
 
 use self::{
@@ -75,6 +76,7 @@ async fn live(folder: &Path) -> Result<()> {
 
 async fn live_on(lab: &Lab, cluster: &Cluster<'_>, workload: &Workload, steps: &mut Steps) -> Result<()> {
     workload.apply(&lab::repository().join("tests/podnet/podnet.yaml"))?;
+    keep_dns_on_workers(workload).await?;
     cluster.members(workload, FIRST).await?;
     steps.done("the control plane and the worker are Ready");
 
@@ -106,6 +108,22 @@ async fn live_on(lab: &Lab, cluster: &Cluster<'_>, workload: &Workload, steps: &
     println!("through the VIP meanwhile: {}", reader.stop().await?);
     workload.reach_a_service().await?;
     steps.done("a Pod reached the Service again");
+    Ok(())
+}
+
+/// Keeps CoreDNS off the control planes, so that core has to drain none of them: it looks again only after
+/// 20 s. Nor do Pods of a machine that is gone get questions for a minute.
+async fn keep_dns_on_workers(workload: &Workload) -> Result<()> {
+    let role = json!({"key": "node-role.kubernetes.io/control-plane", "operator": "DoesNotExist"});
+    let nodes = json!({"nodeSelectorTerms": [{"matchExpressions": [role]}]});
+    let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": nodes}});
+    let patch = json!({"spec": {"template": {"spec": {"affinity": affinity}}}}).to_string();
+    let deployment = ["patch", "deployment", "coredns", "--namespace=kube-system"];
+    // kubeadm makes the Deployment after the API server answers.
+    eventually(DEADLINE, "the Deployment of CoreDNS", async || {
+        workload.kubectl(&[&deployment[..], &["--patch", &patch]].concat())
+    })
+    .await?;
     Ok(())
 }
 
