@@ -17,7 +17,7 @@ use kube::Client;
 use kube_fleet::Entry;
 use tokio::time::Instant;
 
-use self::drift::{Compared, differs};
+use self::drift::{Compared, ListedState, differs};
 pub use self::groups::is_paused;
 use self::groups::{Group, Groups};
 use self::hanging_lists::HangingLists;
@@ -177,7 +177,7 @@ fn leave_out_changed(caches: &Caches, machines: &mut Vec<CachedMachine>, absence
 fn is_changed(
     caches: &Caches,
     machine: &CachedMachine,
-    vms: &HashMap<u64, ListedMachine>,
+    vms: &HashMap<u64, ListedState>,
     compared: &mut Compared,
 ) -> bool {
     let vm = machine.external_id().and_then(|id| vms.get(&id));
@@ -196,17 +196,13 @@ fn is_changed(
 }
 
 /// The VMs of a class by their hashed ids. `None` if the list fails; a failed list proves nothing.
-async fn list(
-    ctx: &Context,
-    driver: &ConfiguredDriver,
-    group: &Group,
-) -> Option<HashMap<u64, ListedMachine>> {
+async fn list(ctx: &Context, driver: &ConfiguredDriver, group: &Group) -> Option<HashMap<u64, ListedState>> {
     let listed = listing::list(&ctx.client, driver, REQUESTER, &group.namespace, &group.class);
     match listed.await {
         Ok(machines) => {
             let number =
                 |machine: &ListedMachine| ctx.caches.infra_machines.number(machine.provider_id.as_str());
-            Some(machines.into_iter().map(|vm| (number(&vm), vm)).collect())
+            Some(machines.into_iter().map(|vm| (number(&vm), vm.into())).collect())
         }
         // If the driver turns out not to support lists, the feature is off, without a warning (CTL-LM-12).
         Err(ListError::NotSupported) => None,

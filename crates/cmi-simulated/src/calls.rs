@@ -10,7 +10,7 @@ use super::access;
 use super::cloud::Cloud;
 use super::commands::{self, Bootstrap, VmSelector};
 use super::spec::{LABELS, NETWORK_ADDRESSES, TAGS, Tagged, VmSpec};
-use super::vm::UserData;
+use super::vm::{UserData, Vm};
 use super::{Call, NAME, SimulatedDriver, migration, schema, volumes};
 use cmi_driver::{
     Capabilities, ClassDescription, Code, Console, CreateMachineRequest, DeclaredCapabilities,
@@ -39,22 +39,16 @@ impl SimulatedDriver {
     }
 
     fn listed(&self, cluster: &str) -> Result<Vec<ListedMachine>> {
-        let vms = self.journal.read(|cloud, now| {
-            let visible = cloud
-                .of_cluster(cluster)
-                .filter(|vm| commands::is_visible(vm, now, &self.config));
-            visible
-                .map(|vm| (vm.listed(now), vm.name.clone()))
-                .collect::<Vec<_>>()
-        })?;
-        vms.into_iter()
-            .map(|(listed, machine_name)| {
-                listed.map_err(|error| {
-                    let message = format!("the cloud gave VM `{machine_name}` an id that can't be used");
-                    Status::new(Code::Internal, message).with_source(error)
-                })
-            })
-            .collect()
+        let unusable = |vm: &Vm, error| {
+            let message = format!("the cloud gave VM `{}` an id that can't be used", vm.name);
+            Status::new(Code::Internal, message).with_source(error)
+        };
+        self.journal.read(|cloud, now| {
+            let vms = cloud.of_cluster(cluster);
+            let visible = vms.filter(|vm| commands::is_visible(vm, now, &self.config));
+            let listed = visible.map(|vm| vm.listed(now).map_err(|error| unusable(vm, error)));
+            listed.collect()
+        })?
     }
 
     /// Orders the deletion and waits until the VM is gone; ABORTED when that takes too long. A dropped call

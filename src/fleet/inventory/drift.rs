@@ -5,11 +5,27 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use crate::api::addresses::{AddressRules, published};
 use crate::api::v1alpha1::InfraMachineStatus;
-use cmi_driver::{ListedMachine, PowerState};
+use cmi_driver::{Address, ListedMachine, PowerState};
 
 /// How many lists with the same difference lead to a look-up. A look-up may be answered with an older state
 /// than the list. A driver whose look-ups always contradict its lists must not be called for ever.
 const MAX_LOOK_UPS: u32 = 3;
+
+/// What the inventory keeps of a VM in a list. A list of a large fleet is much larger.
+#[derive(Debug, Default)]
+pub struct ListedState {
+    addresses: Vec<Address>,
+    power_state: Option<PowerState>,
+}
+
+impl From<ListedMachine> for ListedState {
+    fn from(vm: ListedMachine) -> Self {
+        Self {
+            addresses: vm.addresses,
+            power_state: vm.power_state,
+        }
+    }
+}
 
 /// The compared states of VMs, by the UID of their machines. A machine is unpacked only when its list entry,
 /// its object or the rules of its Cluster have changed.
@@ -32,7 +48,7 @@ impl Compared {
         &mut self,
         (uid, version): (u64, u64),
         rules: &AddressRules,
-        listed: &ListedMachine,
+        listed: &ListedState,
         differs: impl FnOnce() -> bool,
     ) -> bool {
         let fingerprint = fingerprint(version, rules, listed);
@@ -58,7 +74,7 @@ impl Compared {
 
 /// Whether a look-up with the answer of the list would change the status. An unknown power state differs from
 /// none.
-pub fn differs(status: Option<&InfraMachineStatus>, listed: &ListedMachine, rules: &AddressRules) -> bool {
+pub fn differs(status: Option<&InfraMachineStatus>, listed: &ListedState, rules: &AddressRules) -> bool {
     let Some(status) = status else { return true };
     let power = listed.power_state.map(PowerState::name);
     let addresses = rules.after_answer(&status.addresses, &listed.addresses, listed.power_state);
@@ -66,7 +82,7 @@ pub fn differs(status: Option<&InfraMachineStatus>, listed: &ListedMachine, rule
         || power.is_some_and(|power| status.power_state.as_deref() != Some(power))
 }
 
-fn fingerprint(version: u64, rules: &AddressRules, listed: &ListedMachine) -> u64 {
+fn fingerprint(version: u64, rules: &AddressRules, listed: &ListedState) -> u64 {
     let mut hasher = DefaultHasher::new();
     (version, rules, listed.power_state).hash(&mut hasher);
     for address in &listed.addresses {
@@ -80,17 +96,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use cmi_driver::{Address, AddressType};
+    use cmi_driver::AddressType;
 
-    fn listed(ips: &[&str], power: PowerState) -> ListedMachine {
+    fn listed(ips: &[&str], power: PowerState) -> ListedState {
         let address = |ip: &&str| Address {
             kind: AddressType::InternalIP,
             address: (*ip).to_owned(),
         };
-        ListedMachine {
+        ListedState {
             addresses: ips.iter().map(address).collect(),
             power_state: Some(power),
-            ..ListedMachine::new("sim://m".parse().unwrap(), "m")
         }
     }
 
@@ -110,7 +125,7 @@ mod tests {
         assert!(is_different(listed(&["10.0.0.2"], Running)));
         assert!(is_different(listed(&["10.0.0.1", "fd00::1"], Running)));
         assert!(is_different(listed(&["10.0.0.1"], Stopped)));
-        let unknown = ListedMachine {
+        let unknown = ListedState {
             power_state: None,
             ..listed(&["10.0.0.1"], Running)
         };
