@@ -70,8 +70,13 @@ pub fn prepare(versions: &[&str]) -> Result<PathBuf> {
     testbed::program("capcmi-manager")?;
     Runtime::new()?.block_on(KubeadmProviders::build())?;
     let images: Result<Vec<_>> = versions.iter().map(|version| build_image(version)).collect();
+    let images = images?;
+    let capcmi = testbed::program("capcmi")?;
+    for image in &images {
+        output(Command::new(&capcmi).args(["image", "check"]).arg(image))?;
+    }
     // IMAGES/DIGEST/VERSION/rootfs
-    let folder = images?
+    let folder = images
         .first()
         .and_then(|image| image.ancestors().nth(3).map(Path::to_owned));
     folder.context("the image is in no folder")

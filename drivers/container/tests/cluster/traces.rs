@@ -14,7 +14,7 @@ pub const CGROUPS: &str = "/sys/fs/cgroup";
 /// All that belongs to machines, as text.
 #[derive(Debug)]
 pub struct Traces {
-    /// Processes in other namespaces than this one.
+    /// Processes of machines, in other namespaces than this one, and of the driver.
     processes: BTreeSet<String>,
     /// Mounts, and so also the namespaces that a file keeps.
     mounts: BTreeSet<String>,
@@ -38,7 +38,11 @@ impl Traces {
             Ok(text.lines().filter_map(field).map(str::to_owned).collect())
         };
         Ok(Self {
-            processes: processes()?.into_values().flatten().collect(),
+            processes: processes()?
+                .into_values()
+                .flatten()
+                .chain(of_driver(folder)?)
+                .collect(),
             mounts: lines("/proc/self/mountinfo", |line| line.split(' ').nth(4))?,
             interfaces: lines("/proc/self/net/dev", |line| Some(line.split_once(':')?.0.trim()))?,
             cgroups: empty_cgroups()?,
@@ -132,6 +136,22 @@ fn processes() -> Result<BTreeMap<String, Vec<String>>> {
             let name = fs::read_to_string(format!("/proc/{entry}/comm")).unwrap_or_default();
             let process = format!("{entry} {}", name.trim());
             found.entry(machine_of(&entry)).or_default().push(process);
+        }
+    }
+    Ok(found)
+}
+
+/// The processes (number and name) that the driver starts beside machines: conmon and dnsmasq. They have the
+/// state folder among their arguments.
+fn of_driver(folder: &Path) -> Result<Vec<String>> {
+    let folder = format!("{}/", folder.display());
+    let mut found = Vec::new();
+    for entry in folders(Path::new("/proc"))? {
+        // A process can end in the meantime.
+        let command = fs::read(format!("/proc/{entry}/cmdline")).unwrap_or_default();
+        if String::from_utf8_lossy(&command).contains(&folder) {
+            let name = fs::read_to_string(format!("/proc/{entry}/comm")).unwrap_or_default();
+            found.push(format!("{entry} {}", name.trim()));
         }
     }
     Ok(found)

@@ -65,6 +65,35 @@ pub async fn booted(lab: &Lab, name: &str, times: usize) -> Result<()> {
     .await
 }
 
+/// The provider looks for these words of cloud-init in a console (`NodeJoined`).
+#[tokio::test(flavor = "multi_thread")]
+async fn the_console_shows_how_cloud_init_ended() -> Result<()> {
+    let lab = Lab::start().await?;
+    let driver = lab.client().await?;
+    let user_data = b"#cloud-config\nruncmd:\n- exit 3\n";
+    let machine = machine("fails", &json!({"image": "debian"}), user_data);
+    let made = create(&driver, &machine).await?;
+    let request = GetConsoleRequest {
+        machine: machine.clone(),
+        provider_id: made.provider_id.clone(),
+    };
+    eventually("the end of cloud-init", async || {
+        let console = driver.get_console(request.clone()).await?;
+        let words = [
+            " running 'init-local'",
+            "Failed to run module scripts-user",
+            " finished at ",
+        ];
+        let missing = words.iter().find(|words| !console.as_str().contains(**words));
+        ensure!(missing.is_none(), "{missing:?} is not in {}", console.as_str());
+        Ok(())
+    })
+    .await?;
+    delete(&driver, &machine).await?;
+    assert_eq!(lab.left()?, Vec::<String>::new());
+    Ok(())
+}
+
 /// DRV-14
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_boots_powers_off_and_restarts() -> Result<()> {
