@@ -66,6 +66,10 @@ This brings up a Cluster with a real Cluster API, $how.
 Ctrl-C ends everything and leaves nothing behind but what was built.
 
 TEXT
+    # With sudo, the folder `target` of the clone stays the user's.
+    if [ "${SUDO_UID:-0}" != 0 ]; then
+        export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/capcmi/quickstart-target}"
+    fi
     # The selection of packages of the tests, so that nothing is built twice.
     "$CARGO" build --workspace --exclude capcmi-driver-libvirt --locked --bin capcmi-manager --bin capcmi \
         --bin capcmi-driver-container --example quickstart

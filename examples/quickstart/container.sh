@@ -19,9 +19,16 @@ fail() {
 
 check() {
     [ "$(id -u)" = 0 ] || fail "DRIVER=container needs root, since it makes containers: sudo make quickstart DRIVER=container"
+    local cache=${XDG_CACHE_HOME:-$HOME/.cache}/capcmi
+    # Found before the builds: debian.sh and build.sh look again.
+    [ -e /etc/debian_version ] && grep -qx 'ID=debian' /etc/os-release ||
+        fail "DRIVER=container makes node images from this computer's release of Debian, and this is another system"
+    mkdir -p "$cache"
+    [ "$(stat -f -c %T "$cache")" != overlayfs ] ||
+        fail "$cache is on overlayfs, where containerd cannot unpack images: set XDG_CACHE_HOME to a folder on a disk"
     drivers/container/tests/containers/lab/prepare.sh
     images/node/prepare.sh
-    local lock=${XDG_CACHE_HOME:-$HOME/.cache}/capcmi/quickstart/state/lock
+    local lock=$cache/quickstart/state/lock
     # The driver of a quickstart that runs has this lock.
     [ ! -e "$lock" ] || flock --nonblock "$lock" true || fail "another quickstart with DRIVER=container runs: end it with Ctrl-C"
 }
