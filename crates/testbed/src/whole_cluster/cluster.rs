@@ -136,6 +136,17 @@ impl<'a> Cluster<'a> {
         Ok(workload)
     }
 
+    /// The ProviderIDs of the machines that are made.
+    pub async fn provider_ids(&self) -> Result<Vec<String>> {
+        let machines = self
+            .of_provider("InfraMachine")
+            .list(&ListParams::default())
+            .await?
+            .items;
+        let id = |machine: &DynamicObject| machine.data["spec"]["providerID"].as_str().map(str::to_owned);
+        Ok(machines.iter().filter_map(id).collect())
+    }
+
     /// Waits until so many Machines are Ready Nodes of a version, and no other Machine is left.
     pub async fn members(&self, workload: &Workload, wanted: Wanted<'_>) -> Result<Vec<Member>> {
         eventually(self.deadline, &format!("{wanted:?}"), async || {

@@ -153,16 +153,44 @@ impl Lab {
     }
 
     /// Puts a container image into the containerd of a machine, which has no registry.
-    pub fn load(&self, member: &Member, archive: &Path) -> Result<()> {
+    pub fn load(&self, provider_id: &str, archive: &Path) -> Result<()> {
         let image = fs::File::open(archive).with_context(|| archive.display().to_string())?;
         let mut runc = Command::new("runc");
         let command = ["ctr", "--namespace=k8s.io", "images", "import", "--local", "-"];
         output(
             runc.arg("--root")
                 .arg(StateFolder::new(&self.folder.join(STATE)).runtime())
-                .args(["exec", container(member)])
+                .args(["exec", container(provider_id)])
                 .args(command)
                 .stdin(image),
+        )?;
+        Ok(())
+    }
+
+    /// Writes a container image of a machine to an archive. A node image has images without their layers, so
+    /// the files of the image become a layer.
+    pub fn save(&self, provider_id: &str, image: &str, program: &str, archive: &Path) -> Result<()> {
+        let files = tempfile::tempdir_in(&self.folder)?;
+        let layer = self.folder.join("layer.tar");
+        let script = format!(
+            "mkdir /run/saved && ctr --namespace=k8s.io images mount {image} /run/saved >/dev/null && \
+             tar -C /run/saved -c . && ctr --namespace=k8s.io images unmount --rm /run/saved >/dev/null && \
+             rmdir /run/saved"
+        );
+        let saved = Command::new("runc")
+            .arg("--root")
+            .arg(StateFolder::new(&self.folder.join(STATE)).runtime())
+            .args(["exec", container(provider_id), "sh", "-c", &script])
+            .stdout(fs::File::create(&layer)?)
+            .status()?;
+        ensure!(saved.success(), "{image} of {provider_id} was not saved");
+        let unpacked = files.path().display().to_string();
+        run("tar", ["-C", &unpacked, "-xf", &layer.display().to_string()])?;
+        let config = json!({"Entrypoint": [program], "User": "0"}).to_string();
+        output(
+            Command::new(repository().join("images/node/oci.sh"))
+                .args([image, &config, &unpacked])
+                .arg(archive),
         )?;
         Ok(())
     }
@@ -171,7 +199,16 @@ impl Lab {
     pub fn memory_limit(&self, member: &Member) -> Result<u64> {
         let runtime = StateFolder::new(&self.folder.join(STATE)).runtime();
         let root = runtime.display().to_string();
-        let shown = run("runc", ["--root", &root, "events", "--stats", container(member)])?;
+        let shown = run(
+            "runc",
+            [
+                "--root",
+                &root,
+                "events",
+                "--stats",
+                container(&member.provider_id),
+            ],
+        )?;
         let shown: Value = serde_json::from_str(&shown).with_context(|| shown.clone())?;
         let limit = shown["data"]["memory"]["usage"]["limit"].as_u64();
         Ok(limit.with_context(|| format!("no limit of memory: {shown}"))? >> 20)
@@ -186,7 +223,7 @@ impl Lab {
                 "--root",
                 &runtime.display().to_string(),
                 "kill",
-                container(member),
+                container(&member.provider_id),
                 "KILL",
             ],
         )?;
@@ -195,8 +232,8 @@ impl Lab {
 }
 
 /// The name of a machine's container.
-fn container(member: &Member) -> &str {
-    member.provider_id.rsplit('/').next().unwrap_or_default()
+fn container(provider_id: &str) -> &str {
+    provider_id.rsplit('/').next().unwrap_or_default()
 }
 
 impl Drop for Lab {

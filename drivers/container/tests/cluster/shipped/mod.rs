@@ -12,6 +12,7 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -19,7 +20,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use management_cluster::{CLUSTER_API_VERSION, CertManager};
 use testbed::Go;
-use tokio::runtime::Runtime;
+use tokio::{runtime::Runtime, time::sleep};
 
 use self::{
     cluster_api::Repository,
@@ -29,7 +30,7 @@ use self::{
     provider::Provider,
 };
 use crate::{
-    FIRST, NEXT,
+    FIRST, NEXT, VERSION,
     cluster::{self, CONTAINER, Cluster, Member, Wanted},
     lab::{self, Endpoint, Lab, repository},
     sandbox::run,
@@ -38,16 +39,15 @@ use crate::{
 };
 
 /// The Cluster that the provider runs in.
-const HOME: Wanted<'_> = Wanted {
-    version: NEXT,
-    ..FIRST
-};
+const HOME: Wanted<'_> = FIRST;
 /// The releases of the provider. Both have the same program.
 const RELEASE: &str = "v0.1.0";
 const NEXT_RELEASE: &str = "v0.1.1";
 
 /// The range of Services in the flavour.
 const SERVICES: &str = "10.128.0.0/12";
+/// The pause between two looks for new machines.
+const PAUSE: Duration = Duration::from_secs(1);
 /// Patches that give the driver in Go its folder of VMs and its names for the files of TLS.
 const GO_SIDECAR: &str = include_str!("go-sidecar.yaml");
 const GO_DEPLOYMENT: &str = include_str!("go-deployment.yaml");
@@ -58,13 +58,13 @@ pub fn prepare() -> Result<PathBuf> {
         Go::find().await?;
         CertManager::find().await
     })?;
-    lab::prepare(&[NEXT])
+    lab::prepare(&[VERSION, NEXT])
 }
 
 pub async fn live(folder: &Path) -> Result<()> {
     let mut steps = Steps::start();
     certificates::make(folder)?;
-    let mut lab = Lab::start(folder, &[NEXT], Endpoint::Tls, &[]).await?;
+    let mut lab = Lab::start(folder, &[VERSION, NEXT], Endpoint::Tls, &[]).await?;
     let before = lab.traces()?;
     let cluster = cluster::create(&lab, &CONTAINER, HOME).await?;
     let lived = live_in(&lab, &cluster, &mut steps).await;
@@ -112,7 +112,7 @@ async fn live_on(lab: &Lab, cluster: &Cluster<'_>, workload: &Workload, steps: &
 fn load<'a>(lab: &Lab, members: impl IntoIterator<Item = &'a Member>, images: &[PathBuf]) -> Result<()> {
     for member in members {
         for image in images {
-            lab.load(member, image)?;
+            lab.load(&member.provider_id, image)?;
         }
     }
     Ok(())
@@ -321,7 +321,7 @@ async fn change_drivers_file(
     Ok(())
 }
 
-/// The Cluster moves into itself, is scaled and its provider upgraded there, and moves back.
+/// The Cluster moves into itself, is scaled there, upgrades its provider and itself, and moves back.
 async fn manage_itself(
     lab: &Lab,
     cluster: &Cluster<'_>,
@@ -376,10 +376,106 @@ async fn manage_itself(
     inside.members(workload, HOME).await?;
     steps.done("the upgraded provider deleted a worker from the inside");
 
+    let upgraded = upgrade_itself(lab, &inside, workload, images).await?;
+    steps.done("the cluster upgraded itself to the next patch version");
+
     inside.move_to(cluster)?;
-    cluster.members(workload, HOME).await?;
+    cluster.members(workload, upgraded).await?;
     steps.done("clusterctl move: back");
     Ok(())
+}
+
+/// Upgrades Kubernetes from the inside: control plane and worker, whose Pods do the upgrade. Returns the
+/// members.
+async fn upgrade_itself<'a>(
+    lab: &Lab,
+    inside: &Cluster<'_>,
+    workload: &Workload,
+    images: &[PathBuf],
+) -> Result<Wanted<'a>> {
+    let wanted = Wanted {
+        version: NEXT,
+        ..HOME
+    };
+    let mut registry = Registry::of(lab, inside.provider_ids().await?, images)?;
+    inside.upgrade(NEXT, &lab::image(NEXT)).await?;
+    tokio::select! {
+        members = inside.members(workload, wanted) => members.map(drop)?,
+        failed = registry.serve(inside, workload) => failed?,
+    }
+    Ok(wanted)
+}
+
+/// Puts images into machines during an upgrade, in place of a registry.
+struct Registry<'a> {
+    lab: &'a Lab,
+    /// The machines that were there before.
+    old: Vec<String>,
+    /// The new machines that have all images.
+    new: Vec<String>,
+    /// The images of a new machine.
+    images: Vec<PathBuf>,
+}
+
+/// The image of kube-proxy. All Nodes need the old version until the control plane is upgraded, and then the
+/// new version.
+fn kube_proxy(version: &str) -> String {
+    format!("registry.k8s.io/kube-proxy:{version}")
+}
+
+const KUBE_PROXY: &str = "/usr/local/bin/kube-proxy";
+
+impl<'a> Registry<'a> {
+    fn of(lab: &'a Lab, old: Vec<String>, images: &[PathBuf]) -> Result<Self> {
+        let proxy = lab.folder.join("kube-proxy-old.tar");
+        lab.save(
+            old.first().context("no machine")?,
+            &kube_proxy(VERSION),
+            KUBE_PROXY,
+            &proxy,
+        )?;
+        Ok(Self {
+            lab,
+            old,
+            new: Vec::new(),
+            images: [images, &[proxy]].concat(),
+        })
+    }
+
+    /// Looks for new machines for ever. The Pods of a machine that is drained move there, and the host has to
+    /// reach them.
+    async fn serve(&mut self, inside: &Cluster<'_>, workload: &Workload) -> Result<()> {
+        loop {
+            // The API server moves with the control plane.
+            for machine in inside.provider_ids().await.unwrap_or_default() {
+                let is_known = self.old.contains(&machine) || self.new.contains(&machine);
+                // containerd answers some seconds after the machine is made.
+                if !is_known
+                    && self
+                        .images
+                        .iter()
+                        .all(|image| self.lab.load(&machine, image).is_ok())
+                {
+                    if self.new.is_empty() {
+                        self.update_old(&machine)?;
+                    }
+                    self.new.push(machine);
+                }
+            }
+            // Until it is Ready, a new Node may have no address or Pods yet.
+            route(workload).await.ok();
+            sleep(PAUSE).await;
+        }
+    }
+
+    fn update_old(&self, from: &str) -> Result<()> {
+        let proxy = self.lab.folder.join("kube-proxy-new.tar");
+        self.lab.save(from, &kube_proxy(NEXT), KUBE_PROXY, &proxy)?;
+        for machine in &self.old {
+            self.lab.load(machine, &proxy)?;
+        }
+        Ok(())
+    }
 }
 
 /// What clusterctl would have noted in a management cluster that it installed: labels of definitions, and an
