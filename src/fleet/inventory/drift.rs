@@ -11,7 +11,7 @@ use cmi_driver::{Address, ListedMachine, PowerState};
 /// than the list. A driver whose look-ups always contradict its lists must not be called for ever.
 const MAX_LOOK_UPS: u32 = 3;
 
-/// What the inventory keeps of a VM in a list. A list of a large fleet is much larger.
+/// The part of a listed VM that is compared. Whole entries of a large fleet would take much memory.
 #[derive(Debug, Default)]
 pub struct ListedState {
     addresses: Vec<Address>,

@@ -111,8 +111,8 @@ async fn live_on(lab: &Lab, cluster: &Cluster<'_>, workload: &Workload, steps: &
     Ok(())
 }
 
-/// Keeps CoreDNS off the control planes, so that core has to drain none of them: it looks again only after
-/// 20 s. Nor do Pods of a machine that is gone get questions for a minute.
+/// Keeps CoreDNS off the control planes. Otherwise core waits 20 s for its end on each, or Pods of a deleted
+/// machine get queries for a minute.
 async fn keep_dns_on_workers(workload: &Workload) -> Result<()> {
     let role = json!({"key": "node-role.kubernetes.io/control-plane", "operator": "DoesNotExist"});
     let nodes = json!({"nodeSelectorTerms": [{"matchExpressions": [role]}]});

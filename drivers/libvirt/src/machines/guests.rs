@@ -1,8 +1,8 @@
 //! The addresses of running guests on a host, from leases, agents, neighbour tables and static addresses.
 //!
 //! libvirt lists the leases of a whole network in one call. It queries agents and the ARP table one domain at
-//! a time. A list of machines therefore limits these queries: it trusts an answer of a few seconds ago, does
-//! not query an agent that was silent a short time ago, and stops querying when its time is over. Until a
+//! a time. A list of machines therefore limits these queries. It trusts an answer of a few seconds ago, and
+//! does not query an agent that was just silent. It stops querying when its time is over. Until a
 //! guest stops, the last answers of its agent and the neighbour tables fill the gaps.
 
 use std::cell::Cell;

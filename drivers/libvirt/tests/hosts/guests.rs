@@ -212,7 +212,7 @@ async fn on_a_bridge_the_guest_agent_reports_the_address() -> Result<()> {
     Ok(())
 }
 
-/// The lab's image has no cloud-init: its guest reads the seed's network configuration by itself.
+/// The lab's image has no cloud-init: a script of its guest reads the seed's network configuration.
 #[tokio::test]
 async fn a_guest_has_the_static_address_of_its_seed_and_no_lease() -> Result<()> {
     let Some(lab) = lab::lab_of(&[HOST]).await? else {

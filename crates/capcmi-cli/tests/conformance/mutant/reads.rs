@@ -168,13 +168,15 @@ impl Mutant {
                     vm.power_state = None;
                 }
             }
-            Flaw::ListRemembersState => {
+            Flaw::ListRemembersState | Flaw::ListRemembersAddresses => {
                 let mut first = self.listed.lock().unwrap();
                 for vm in list {
                     let seen = first.entry(vm.provider_id.to_string());
                     let seen = &seen.or_insert_with(|| vec![vm.clone()])[0];
                     vm.addresses.clone_from(&seen.addresses);
-                    vm.power_state = seen.power_state;
+                    if self.flaw == Flaw::ListRemembersState {
+                        vm.power_state = seen.power_state;
+                    }
                 }
             }
             Flaw::ListKeepsStopped => {
@@ -187,14 +189,6 @@ impl Mutant {
                     if stopped.contains_key(&id) {
                         vm.power_state = Some(PowerState::Stopped);
                     }
-                }
-            }
-            Flaw::ListRemembersAddresses => {
-                let mut first = self.listed.lock().unwrap();
-                for vm in list {
-                    let seen = first.entry(vm.provider_id.to_string());
-                    let seen = &seen.or_insert_with(|| vec![vm.clone()])[0];
-                    vm.addresses.clone_from(&seen.addresses);
                 }
             }
             Flaw::ListLosesAddresses => {

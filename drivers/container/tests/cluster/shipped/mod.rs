@@ -7,12 +7,12 @@ mod image;
 mod installation;
 mod machines;
 mod provider;
+mod registry;
 
 use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -20,7 +20,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use management_cluster::{CLUSTER_API_VERSION, CertManager};
 use testbed::Go;
-use tokio::{runtime::Runtime, time::sleep};
+use tokio::runtime::Runtime;
 
 use self::{
     cluster_api::Repository,
@@ -28,6 +28,7 @@ use self::{
     installation::{DRIVER_IMAGE, DRIVER_VERSION, IMAGE, Kustomization, MANAGER, NAMESPACE},
     machines::{Machines, SAMPLED},
     provider::Provider,
+    registry::Registry,
 };
 use crate::{
     FIRST, NEXT, VERSION,
@@ -46,8 +47,6 @@ const NEXT_RELEASE: &str = "v0.1.1";
 
 /// The range of Services in the flavour.
 const SERVICES: &str = "10.128.0.0/12";
-/// The pause between two looks for new machines.
-const PAUSE: Duration = Duration::from_secs(1);
 /// Patches that give the driver in Go its folder of VMs and its names for the files of TLS.
 const GO_SIDECAR: &str = include_str!("go-sidecar.yaml");
 const GO_DEPLOYMENT: &str = include_str!("go-deployment.yaml");
@@ -386,7 +385,7 @@ async fn manage_itself(
 }
 
 /// Upgrades Kubernetes from the inside: control plane and worker, whose Pods do the upgrade. Returns the
-/// members.
+/// members that the Cluster has then.
 async fn upgrade_itself<'a>(
     lab: &Lab,
     inside: &Cluster<'_>,
@@ -404,78 +403,6 @@ async fn upgrade_itself<'a>(
         failed = registry.serve(inside, workload) => failed?,
     }
     Ok(wanted)
-}
-
-/// Puts images into machines during an upgrade, in place of a registry.
-struct Registry<'a> {
-    lab: &'a Lab,
-    /// The machines that were there before.
-    old: Vec<String>,
-    /// The new machines that have all images.
-    new: Vec<String>,
-    /// The images of a new machine.
-    images: Vec<PathBuf>,
-}
-
-/// The image of kube-proxy. All Nodes need the old version until the control plane is upgraded, and then the
-/// new version.
-fn kube_proxy(version: &str) -> String {
-    format!("registry.k8s.io/kube-proxy:{version}")
-}
-
-const KUBE_PROXY: &str = "/usr/local/bin/kube-proxy";
-
-impl<'a> Registry<'a> {
-    fn of(lab: &'a Lab, old: Vec<String>, images: &[PathBuf]) -> Result<Self> {
-        let proxy = lab.folder.join("kube-proxy-old.tar");
-        lab.save(
-            old.first().context("no machine")?,
-            &kube_proxy(VERSION),
-            KUBE_PROXY,
-            &proxy,
-        )?;
-        Ok(Self {
-            lab,
-            old,
-            new: Vec::new(),
-            images: [images, &[proxy]].concat(),
-        })
-    }
-
-    /// Looks for new machines for ever. The Pods of a machine that is drained move there, and the host has to
-    /// reach them.
-    async fn serve(&mut self, inside: &Cluster<'_>, workload: &Workload) -> Result<()> {
-        loop {
-            // The API server moves with the control plane.
-            for machine in inside.provider_ids().await.unwrap_or_default() {
-                let is_known = self.old.contains(&machine) || self.new.contains(&machine);
-                // containerd answers some seconds after the machine is made.
-                if !is_known
-                    && self
-                        .images
-                        .iter()
-                        .all(|image| self.lab.load(&machine, image).is_ok())
-                {
-                    if self.new.is_empty() {
-                        self.update_old(&machine)?;
-                    }
-                    self.new.push(machine);
-                }
-            }
-            // Until it is Ready, a new Node may have no address or Pods yet.
-            route(workload).await.ok();
-            sleep(PAUSE).await;
-        }
-    }
-
-    fn update_old(&self, from: &str) -> Result<()> {
-        let proxy = self.lab.folder.join("kube-proxy-new.tar");
-        self.lab.save(from, &kube_proxy(NEXT), KUBE_PROXY, &proxy)?;
-        for machine in &self.old {
-            self.lab.load(machine, &proxy)?;
-        }
-        Ok(())
-    }
 }
 
 /// What clusterctl would have noted in a management cluster that it installed: labels of definitions, and an
