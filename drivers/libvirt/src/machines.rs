@@ -313,11 +313,12 @@ impl Vm {
     /// # Errors
     /// The ProviderID in the metadata is invalid, or the host did not answer.
     pub fn describe(&self, look: &Look<'_>) -> Result<Machine> {
-        let state = self
-            .domain
-            .get_state()
-            .map_err(|error| status("reading the state of a domain", error))?;
-        self.describe_in(state, look)
+        self.describe_in(self.state()?, look)
+    }
+
+    fn state(&self) -> Result<State> {
+        let state = self.domain.get_state();
+        state.map_err(|error| status("reading the state of a domain", error))
     }
 
     /// Returns the machine, with its domain in this state.
@@ -546,9 +547,11 @@ impl Vm {
         library::bound_agent(&self.domain);
         match self.domain.shutdown() {
             Ok(_) => Ok(()),
-            // The guest has shut down in the time between.
-            Err(_) if !self.is_active()? => Ok(()),
-            Err(error) => Err(status("asking the guest to shut down", error)),
+            Err(error) => match power_state(self.state()?) {
+                // libvirt refuses the request from the end of the guest on, before the end of its QEMU.
+                PowerState::Stopping | PowerState::Stopped => Ok(()),
+                _ => Err(status("asking the guest to shut down", error)),
+            },
         }
     }
 
