@@ -20,6 +20,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 pub use context::{Context, Reference};
@@ -40,33 +41,15 @@ use crate::reconcile::{self, Action};
 use crate::telemetry::metrics::ControllerName;
 
 /// Reconciles one machine.
-pub async fn reconcile(
-    object: Arc<DeserializeGuard<InfraMachine>>,
-    ctx: Arc<Context>,
-) -> Result<Action, Error> {
-    let reconcile = Box::pin(async {
-        match &object.0 {
-            Ok(machine) => reconcile_machine(&ctx, machine, HasStatus::Yes).await,
-            Err(invalid) => invalid_object::reconcile(invalid, &ctx).await,
-        }
-    });
-    reconcile::run_one(
-        ControllerName::InfraMachine,
-        &ctx.metrics,
-        &ctx.drivers,
-        &*object,
-        reconcile,
-    )
-    .await
-}
-
-async fn reconcile_machine(
-    ctx: &Context,
-    queued: &InfraMachine,
-    has_status: HasStatus,
-) -> Result<Action, Error> {
-    let uid = queued.metadata.uid();
-    let machine = ctx.states.newest(uid, || cached(ctx, queued));
+pub async fn reconcile(object: &DeserializeGuard<InfraMachine>, ctx: &Context) -> Result<Action, Error> {
+    let (queued, has_status) = match &object.0 {
+        Ok(machine) => (Cow::Borrowed(machine), HasStatus::Yes),
+        Err(invalid) => match invalid_object::to_delete(invalid, ctx).await? {
+            Some(machine) => (Cow::Owned(machine), HasStatus::No),
+            None => return Ok(Action::await_change()),
+        },
+    };
+    let machine = ctx.states.newest(queued.metadata.uid(), || cached(ctx, &queued));
     let (gathered, plan) = gather_and_plan(ctx, &machine).await?;
     let mut object = Object::new(ctx, Arc::clone(&machine), has_status);
     let (outcome, _permit) = execute(ctx, &mut object, &gathered, plan).await?;

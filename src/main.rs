@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use capcmi::manager::cli::{self, Manager};
+use clap::Parser as _;
 use tikv_jemallocator::Jemalloc;
 
 /// A fleet has many small objects that live briefly: the C library's allocator took a fifth of the provider's
@@ -10,5 +12,6 @@ use tikv_jemallocator::Jemalloc;
 static ALLOCATOR: Jemalloc = Jemalloc;
 
 fn main() -> ExitCode {
-    capcmi::manager::cli::main()
+    let Manager { run, log } = Manager::parse();
+    cli::finish(cli::PROGRAM, cli::block_on(&log, run.run()))
 }

@@ -44,7 +44,7 @@ pub use prepared::{ControllerOptions, OrphanOptions};
 
 use controllers::LeaderTasks;
 use elector::Elector;
-use prepared::{ControllerContext, Work};
+use prepared::{ControllerContext, Prepared};
 use serve::Tls;
 use tasks::{Task, Tasks};
 
@@ -124,37 +124,17 @@ pub enum Error {
 /// # Errors
 /// [`Error`]: the failed setup, or the reason why this replica must stop.
 pub async fn run(setup: Setup, stop: impl Future<Output = ()>) -> Result<(), Error> {
-    run_work(setup, Work::of_controllers, stop).await
-}
-
-/// Runs the process around the controllers, or around a substitute in a test.
-async fn run_work(
-    mut setup: Setup,
-    work: impl FnOnce(&ControllerContext) -> Work,
-    stop: impl Future<Output = ()>,
-) -> Result<(), Error> {
-    let leadership = match setup.election {
-        Some(_) => Leadership::elected(),
-        None => Leadership::unelected(),
+    let (running, prepared) = Running::start(setup, Prepared::new)?;
+    let stopping = running.stopping.clone();
+    let leading = async move {
+        let controllers = prepared.leading().await;
+        controllers.start(&stopping).await
     };
-    let context = context(&mut setup, leadership.clone())?;
-    // The controllers register the conditions of readiness, so the work is prepared before readiness is
-    // answered.
-    let Work { background, leading } = work(&context);
-    let mut running = Running::start(setup, context, background)?;
-    let (mut stop, mut leading) = (std::pin::pin!(stop), leading.fuse());
-    let ended = loop {
-        tokio::select! {
-            () = &mut stop => break Ok(()),
-            () = leadership.lost() => break Err(Error::LeadershipLost),
-            name = running.first_ended() => break Err(Error::TaskEnded(name)),
-            tasks = &mut leading => running.lead(tasks),
-        }
-    };
-    running.end(ended, &leadership).await
+    running.until(stop, leading).await
 }
 
 struct Running {
+    leadership: Leadership,
     health: Health,
     stopping: CancellationToken,
     /// The controllers. They end after `stopping`, when their running reconciles have ended.
@@ -168,7 +148,14 @@ struct Running {
 }
 
 impl Running {
-    fn start(setup: Setup, context: ControllerContext, tasks: Vec<Task>) -> Result<Self, Error> {
+    /// Starts all but the controllers. `prepare` registers conditions of readiness, so it comes before
+    /// readiness is answered. It also returns the tasks that run from the start.
+    fn start<T>(
+        mut setup: Setup,
+        prepare: impl FnOnce(&ControllerContext) -> (T, Vec<Task>),
+    ) -> Result<(Self, T), Error> {
+        let context = context(&mut setup)?;
+        let (prepared, tasks) = prepare(&context);
         let own_client = || client::manager_client(&setup.api_server).map_err(Error::Client);
         let leadership = context.leadership;
         let mut services = Tasks::default();
@@ -208,7 +195,8 @@ impl Running {
             "the leader's gauge",
             show_leadership(leadership.clone(), context.metrics),
         );
-        Ok(Self {
+        let running = Self {
+            leadership: leadership.clone(),
             health: context.health,
             stopping: context.stopping,
             controllers: Tasks::default(),
@@ -218,13 +206,30 @@ impl Running {
                 .election
                 .map(|election| start_elector(Elector::new(lease_client, election), leadership)),
             grace: setup.grace,
-        })
+        };
+        Ok((running, prepared))
     }
 
-    /// Begins the work of the leader.
-    fn lead(&mut self, tasks: LeaderTasks) {
-        self.controllers.spawn_all(tasks.controllers);
-        self.background.spawn_all(tasks.background);
+    /// Runs the tasks of the leader, once this replica leads, until `stop` resolves or a task ends.
+    async fn until(
+        mut self,
+        stop: impl Future<Output = ()>,
+        leading: impl Future<Output = LeaderTasks>,
+    ) -> Result<(), Error> {
+        let leadership = self.leadership.clone();
+        let (mut stop, mut leading) = (std::pin::pin!(stop), std::pin::pin!(leading.fuse()));
+        let ended = loop {
+            tokio::select! {
+                () = &mut stop => break Ok(()),
+                () = leadership.lost() => break Err(Error::LeadershipLost),
+                name = self.first_ended() => break Err(Error::TaskEnded(name)),
+                tasks = &mut leading => {
+                    self.controllers.spawn_all(tasks.controllers);
+                    self.background.spawn_all(tasks.background);
+                }
+            }
+        };
+        self.end(ended).await
     }
 
     /// Waits until any task has ended. None should.
@@ -237,7 +242,7 @@ impl Running {
     }
 
     /// Shuts down in order: no new work, the running work, the lease.
-    async fn end(mut self, ended: Result<(), Error>, leadership: &Leadership) -> Result<(), Error> {
+    async fn end(mut self, ended: Result<(), Error>) -> Result<(), Error> {
         match &ended {
             Ok(()) => tracing::info!(grace_s = self.grace.as_secs(), "stopping"),
             Err(error) => {
@@ -249,7 +254,7 @@ impl Running {
         self.stopping.cancel();
         let ended = tokio::select! {
             () = self.controllers.drain(self.grace) => ended,
-            () = leadership.lost() => ended.and(Err(Error::LeadershipLost)),
+            () = self.leadership.lost() => ended.and(Err(Error::LeadershipLost)),
         };
         // Remaining work is dropped before the lease is released: it must not run beside the next leader.
         self.controllers.abort().await;
@@ -264,14 +269,18 @@ impl Running {
                     tracing::warn!("the lease was not handed over in time; it expires by itself");
                 }
             }
-            None => leadership.resign(),
+            None => self.leadership.resign(),
         }
         self.services.abort().await;
         ended
     }
 }
 
-fn context(setup: &mut Setup, leadership: Leadership) -> Result<ControllerContext, Error> {
+fn context(setup: &mut Setup) -> Result<ControllerContext, Error> {
+    let leadership = match setup.election {
+        Some(_) => Leadership::elected(),
+        None => Leadership::unelected(),
+    };
     let metrics = Arc::clone(&setup.metrics);
     let drivers = std::mem::take(&mut setup.drivers);
     Ok(ControllerContext {

@@ -81,7 +81,14 @@ pub async fn execute<'a>(
         object: &mut *object,
         permit: &mut permit,
     };
-    let outcome = match executor.call_driver(plan).await {
+    let called = match plan {
+        DriverPlan::Provision(plan) => executor.provision(*plan).await,
+        DriverPlan::Adopt(plan) => executor.adopt(*plan).await,
+        DriverPlan::Refresh(plan) => executor.refresh(*plan).await,
+        DriverPlan::Update(plan) => executor.update(*plan).await,
+        DriverPlan::Delete(plan) => executor.delete(*plan).await,
+    };
+    let outcome = match called {
         Ok(outcome) => outcome.unless_not_leading(),
         Err(ExecuteError::Secret(cause)) => Failure::no_secrets(during, &cause).into(),
         Err(ExecuteError::Unfinished(error)) => return Err(error),
@@ -111,18 +118,6 @@ struct Executor<'r, 'o, 'p> {
     object: &'r mut Object<'o>,
     /// The permit to call the driver.
     permit: &'r mut Permit<'p>,
-}
-
-impl Executor<'_, '_, '_> {
-    async fn call_driver(&mut self, plan: DriverPlan) -> Result<Outcome, ExecuteError> {
-        match plan {
-            DriverPlan::Provision(plan) => self.provision(*plan).await,
-            DriverPlan::Adopt(plan) => self.adopt(*plan).await,
-            DriverPlan::Refresh(plan) => self.refresh(*plan).await,
-            DriverPlan::Update(plan) => self.update(*plan).await,
-            DriverPlan::Delete(plan) => self.delete(*plan).await,
-        }
-    }
 }
 
 /// Removes bootstrap data from the outcome (OPS-11). A driver may store the bootstrap data of a create and

@@ -12,16 +12,14 @@ use kube::core::error_boundary::InvalidObject;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::object::HasStatus;
-use super::{Context, reconcile_machine};
+use super::Context;
 use crate::api::v1alpha1::{AddressFromPool, InfraMachine, InfraMachineSpec};
 use crate::api::{self, DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::{Error, NewEvent};
-use crate::reconcile::Action;
 
-/// Reconciles an InfraMachine that can't be read. One event describes the error, and events and the log
-/// report the progress of its deletion.
-pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action, Error> {
+/// Returns an InfraMachine that can't be read, if it is to be deleted. One event describes the error, and
+/// events and the log report the progress of the deletion.
+pub async fn to_delete(invalid: &InvalidObject, ctx: &Context) -> Result<Option<InfraMachine>, Error> {
     let name = invalid.metadata.name();
     let object = DeserializeGuard::<InfraMachine>(Err(invalid.clone()));
     let event = NewEvent::unreadable(&invalid.error);
@@ -29,10 +27,9 @@ pub async fn reconcile(invalid: &InvalidObject, ctx: &Context) -> Result<Action,
         tracing::error!(name, error = invalid.error, "cannot read an InfraMachine");
     }
     if invalid.metadata.deletion_timestamp.is_none() {
-        return Ok(Action::await_change());
+        return Ok(None);
     }
-    let machine = live(ctx, invalid).await?;
-    reconcile_machine(ctx, &machine, HasStatus::No).await
+    live(ctx, invalid).await.map(Some)
 }
 
 /// Returns the live object with the id of its VM. Its guest gets the default time to shut down.

@@ -44,13 +44,13 @@ fn deleted() -> MachineFixture {
 /// Reconciles once more, regardless of any wait.
 async fn again(server: &Server, ctx: &Arc<Context>) {
     server.ask_again();
-    reconcile(server.infra_machine(), Arc::clone(ctx)).await.unwrap();
+    reconcile(&server.infra_machine(), ctx).await.unwrap();
 }
 
 /// Reconciles once more, after any wait.
 async fn after_a_wait(server: &Server, ctx: &Arc<Context>) {
     advance(Duration::from_mins(10)).await;
-    reconcile(server.infra_machine(), Arc::clone(ctx)).await.unwrap();
+    reconcile(&server.infra_machine(), ctx).await.unwrap();
 }
 
 /// An unreadable object has no usable status.
@@ -93,7 +93,7 @@ async fn unreadable_object_keeps_the_vm_of_another_or_living_object() {
         let vms = Vms::default();
         vms.add("sim://1", "m1", None);
         let driver = vms.configured_driver(&[Operation::GetMachineStatus], NO_SETTLE_TIME);
-        let done = reconcile(cached, Arc::new(live.context(vec![driver]))).await;
+        let done = reconcile(&cached, &live.context(vec![driver])).await;
         assert!(matches!(done, Err(Error::Conflict { .. })), "{done:?}");
         assert_eq!(vms.ids(), ["sim://1"]);
         assert_eq!(live.version(), "1", "nothing is written");

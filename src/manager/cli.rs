@@ -18,12 +18,12 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser};
 
-pub use self::run::api_server;
+pub use self::run::{RunArgs, api_server};
 use crate::telemetry::logs::{self, LogArgs};
 use cmi_driver::ErrorChain;
 
 /// The program's name.
-const PROGRAM: &str = "capcmi-manager";
+pub const PROGRAM: &str = "capcmi-manager";
 
 /// Cluster API infrastructure provider for any VM back end with a Common Machine Interface driver.
 ///
@@ -31,11 +31,13 @@ const PROGRAM: &str = "capcmi-manager";
 #[derive(Debug, Parser)]
 // As with Go's flags, the last one counts: an argument that is appended in a Deployment wins.
 #[command(name = PROGRAM, version, args_override_self = true)]
-struct Manager {
+pub struct Manager {
+    /// Flags of the manager.
     #[command(flatten)]
-    run: run::RunArgs,
+    pub run: RunArgs,
+    /// Flags of the log.
     #[command(flatten, next_help_heading = "Logs")]
-    log: LogArgs,
+    pub log: LogArgs,
 }
 
 /// Why a command failed.
@@ -86,12 +88,6 @@ impl CommandError {
 /// Returns the command line of the manager, as its help shows it.
 pub fn command() -> clap::Command {
     Manager::command()
-}
-
-/// Parses the command line, runs the manager, and returns the exit code; an error is printed.
-pub fn main() -> ExitCode {
-    let Manager { run, log } = Manager::parse();
-    finish(PROGRAM, block_on(&log, run::run(run)))
 }
 
 /// Returns the exit code of a command, and prints its error under the program's name.

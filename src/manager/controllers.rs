@@ -346,7 +346,17 @@ impl Controllers {
     pub async fn start(self, stopping: &CancellationToken) -> LeaderTasks {
         let this = Arc::new(self);
         // The controllers exist before anything is enqueued for them.
-        let controllers = this.controllers(stopping);
+        let mut controllers = vec![
+            this.machine_controller(stopping),
+            this.cluster_controller(stopping),
+            this.template_controller(stopping),
+            this.missing_node_controller(stopping),
+            this.taint_controller(stopping),
+            this.drain_controller(stopping),
+        ];
+        let remediations = this.remediations.as_ref();
+        controllers
+            .extend(remediations.map(|remediations| this.remediation_controller(remediations, stopping)));
         this.hint_machines_with_unhealthy_nodes().await;
         this.enqueue_missing_nodes().await;
         this.enqueue_tainted_nodes().await;
@@ -355,20 +365,6 @@ impl Controllers {
             controllers,
             background: this.background(),
         }
-    }
-
-    fn controllers(&self, stopping: &CancellationToken) -> Vec<Task> {
-        let remediations = self.remediations.as_ref();
-        let mut all = vec![
-            self.machine_controller(stopping),
-            self.cluster_controller(stopping),
-            self.template_controller(stopping),
-            self.missing_node_controller(stopping),
-            self.taint_controller(stopping),
-            self.drain_controller(stopping),
-        ];
-        all.extend(remediations.map(|remediations| self.remediation_controller(remediations, stopping)));
-        all
     }
 
     /// The work of the leader that reconciles no object.

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use futures::FutureExt as _;
-use futures::future::BoxFuture;
 use kube::Client;
 use tokio::sync::watch::Receiver;
 use tokio::time::Instant;
@@ -14,7 +12,7 @@ use super::{Health, Pending};
 use crate::admission::Installation;
 use crate::apiserver::leadership::Leadership;
 use crate::driver::ConfiguredDrivers;
-use crate::manager::controllers::{Controllers, LeaderTasks};
+use crate::manager::controllers::Controllers;
 pub use crate::manager::controllers::{Options as ControllerOptions, OrphanOptions};
 use crate::nodes::workload_cluster::Dial;
 use crate::telemetry::metrics::Metrics;
@@ -42,18 +40,19 @@ pub struct ControllerContext {
     pub options: Arc<ControllerOptions>,
 }
 
-/// The work of the manager, before it begins.
-pub struct Work {
-    /// Runs from the start: the watches, which fill the caches before this replica leads, and the check of
-    /// the admission policies.
-    pub background: Vec<Task>,
-    /// Resolves when this replica leads.
-    pub leading: BoxFuture<'static, LeaderTasks>,
+/// The controllers before they begin.
+pub struct Prepared {
+    controllers: Controllers,
+    /// The condition of readiness that the caches are filled.
+    caches: Pending,
+    leadership: Leadership,
 }
 
-impl Work {
-    /// Prepares the controllers.
-    pub fn of_controllers(context: &ControllerContext) -> Self {
+impl Prepared {
+    /// Prepares the controllers, and registers their conditions of readiness. Also returns the tasks that run
+    /// from the start: the watches, which fill the caches before this replica leads, and the check of the
+    /// admission policies.
+    pub fn new(context: &ControllerContext) -> (Self, Vec<Task>) {
         let (controllers, mut background) = Controllers::new(
             context.client.clone(),
             context.dial.clone(),
@@ -75,26 +74,33 @@ impl Work {
                 policies.run(&leadership).await;
             }),
         ]);
-        Self {
-            background,
-            leading: lead(controllers, caches, context.clone()).boxed(),
-        }
+        let prepared = Self {
+            controllers,
+            caches,
+            leadership: context.leadership.clone(),
+        };
+        (prepared, background)
     }
-}
 
-/// Starts the controllers when the caches are filled and this replica leads.
-async fn lead(controllers: Controllers, caches: Pending, context: ControllerContext) -> LeaderTasks {
-    if let Err(error) = controllers.synced(|kinds| caches.set_reason(kinds)).await {
-        tracing::error!(%error, "cannot fill a cache");
-        // A watch has ended, and so the process ends.
-        return std::future::pending().await;
+    /// Returns the controllers when the caches are filled and this replica leads.
+    pub async fn leading(self) -> Controllers {
+        let Self {
+            controllers,
+            caches,
+            leadership,
+        } = self;
+        if let Err(error) = controllers.synced(|kinds| caches.set_reason(kinds)).await {
+            tracing::error!(%error, "cannot fill a cache");
+            // A watch has ended, and so the process ends.
+            return std::future::pending().await;
+        }
+        caches.ready();
+        leadership.acquired().await;
+        // Otherwise a start would report for every machine that the policies are unknown.
+        controllers.policies().enforcement_since(Instant::now()).await;
+        tracing::info!("reconciling");
+        controllers
     }
-    caches.ready();
-    context.leadership.acquired().await;
-    // Otherwise a start would report for every machine that the policies are unknown.
-    controllers.policies().enforcement_since(Instant::now()).await;
-    tracing::info!("reconciling");
-    controllers.start(&context.stopping).await
 }
 
 /// Keeps this replica unready until identities are guarded. Objects that are restored or moved here once it

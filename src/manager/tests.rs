@@ -79,16 +79,33 @@ async fn setup() -> Setup {
     }
 }
 
-/// The work of a replica that leads at once, with this controller.
+/// Substitutes for the controllers.
+struct Work {
+    background: Vec<Task>,
+    controllers: Vec<Task>,
+}
+
+/// Runs the process around this work, on a replica that leads at once.
+async fn run_work(
+    setup: Setup,
+    work: impl FnOnce(&ControllerContext) -> Work,
+    stop: impl Future<Output = ()>,
+) -> Result<(), Error> {
+    let (running, controllers) = Running::start(setup, |context| {
+        let work = work(context);
+        (work.controllers, work.background)
+    })?;
+    let tasks = LeaderTasks {
+        controllers,
+        background: Vec::new(),
+    };
+    running.until(stop, std::future::ready(tasks)).await
+}
+
 fn controller(name: &'static str, run: impl Future<Output = ()> + Send + 'static) -> Work {
-    let controllers = vec![Task::new(name, run)];
     Work {
         background: Vec::new(),
-        leading: std::future::ready(LeaderTasks {
-            controllers,
-            background: Vec::new(),
-        })
-        .boxed(),
+        controllers: vec![Task::new(name, run)],
     }
 }
 

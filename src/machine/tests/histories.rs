@@ -298,7 +298,8 @@ impl World {
 
     async fn reconcile(&mut self, object: Arc<DeserializeGuard<InfraMachine>>, polls: Option<u8>) {
         let mut left = polls;
-        let mut reconcile = pin!(reconcile(object, Arc::clone(&self.ctx)));
+        let ctx = Arc::clone(&self.ctx);
+        let mut reconcile = pin!(reconcile(&object, &ctx));
         let ended = poll_fn(|context| match &mut left {
             Some(0) => Poll::Ready(true),
             left => {
@@ -544,7 +545,7 @@ proptest! {
     /// CTL-CR-00, DRV-10: no VM is created while one exists, and no object is deleted before its VM. Every
     /// state is left once the driver answers.
     #[test]
-    fn no_history_makes_a_vm_twice_or_leaves_one_behind(acts in acts()) {
+    fn no_history_creates_a_vm_beside_another_or_leaves_one(acts in acts()) {
         run(acts)?;
     }
 }

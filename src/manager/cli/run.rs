@@ -27,7 +27,7 @@ const LEASE: &str = "controller-leader-election-capcmi";
 
 /// Flags of `capcmi-manager`.
 #[derive(Debug, Args)]
-pub(super) struct RunArgs {
+pub struct RunArgs {
     /// Drivers file.
     #[arg(long, env = "CAPCMI_DRIVERS_CONFIG", value_name = "FILE")]
     drivers_config: PathBuf,
@@ -196,33 +196,39 @@ enum Orphans {
     Delete,
 }
 
-pub(super) async fn run(args: RunArgs) -> Result<(), CommandError> {
-    let drivers = drivers::load(&args.drivers_config)?;
-    let api_server = api_server(args.kubeconfig).await?;
-    let lease = lease(&args.namespace, &args.watch_filter);
-    let election = args.election.election(&api_server.default_namespace, lease)?;
-    let stop = signals::asked_to_stop().context("cannot listen for signals")?;
-    let setup = Setup {
-        api_server: ApiServer::Network {
-            config: Box::new(api_server),
-            protocol: if args.kube_api_http2 {
-                Protocol::Http2
-            } else {
-                Protocol::Http1
+impl RunArgs {
+    /// Runs the manager until it is asked to stop.
+    ///
+    /// # Errors
+    /// A flag or the drivers file is wrong, or the manager ended by itself.
+    pub async fn run(self) -> Result<(), CommandError> {
+        let drivers = drivers::load(&self.drivers_config)?;
+        let api_server = api_server(self.kubeconfig).await?;
+        let lease = lease(&self.namespace, &self.watch_filter);
+        let election = self.election.election(&api_server.default_namespace, lease)?;
+        let stop = signals::asked_to_stop().context("cannot listen for signals")?;
+        let setup = Setup {
+            api_server: ApiServer::Network {
+                config: Box::new(api_server),
+                protocol: if self.kube_api_http2 {
+                    Protocol::Http2
+                } else {
+                    Protocol::Http1
+                },
             },
-        },
-        dial: workload_cluster::network(),
-        metrics: Arc::new(Metrics::new()),
-        drivers,
-        election,
-        options: args.work.options(args.namespace, args.watch_filter),
-        health: args.servers.health_addr.bind().await?,
-        diagnostics: args.servers.diagnostics().await?,
-        runtime_extension: args.runtime_extension.listen().await?,
-        grace: args.work.graceful_shutdown_timeout,
-    };
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), "starting");
-    Ok(manager::run(setup, stop).await?)
+            dial: workload_cluster::network(),
+            metrics: Arc::new(Metrics::new()),
+            drivers,
+            election,
+            options: self.work.options(self.namespace, self.watch_filter),
+            health: self.servers.health_addr.bind().await?,
+            diagnostics: self.servers.diagnostics().await?,
+            runtime_extension: self.runtime_extension.listen().await?,
+            grace: self.work.graceful_shutdown_timeout,
+        };
+        tracing::info!(version = env!("CARGO_PKG_VERSION"), "starting");
+        Ok(manager::run(setup, stop).await?)
+    }
 }
 
 /// Returns the configuration that reaches the API server.

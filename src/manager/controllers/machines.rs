@@ -20,8 +20,9 @@ use crate::fleet::{inventory, refresh};
 use crate::machine;
 use crate::manager::tasks::Task;
 use crate::reconcile::caches::CachedMachine;
+use crate::reconcile::run_one;
 use crate::reconcile::runtime_state::LookUpHint;
-use crate::telemetry::metrics::{MachineCount, MachinePhase};
+use crate::telemetry::metrics::{ControllerName, MachineCount, MachinePhase};
 
 /// The driver label of metrics for a driver that is not configured. A spec may name any driver, and each name
 /// would create a series that never ends.
@@ -38,7 +39,18 @@ impl Controllers {
         .with_backlog(|facts| !facts.is_provisioned)
         .graceful_shutdown_on(stopping.clone().cancelled_owned())
         .run(
-            machine::reconcile,
+            |object, ctx| async move {
+                let reconcile = Box::pin(machine::reconcile(&object, &ctx));
+                let (metrics, drivers) = (&ctx.metrics, &ctx.drivers);
+                run_one(
+                    ControllerName::InfraMachine,
+                    metrics,
+                    drivers,
+                    &*object,
+                    reconcile,
+                )
+                .await
+            },
             |object, error, ctx| machine::error_policy(&object, error, &ctx),
             Arc::clone(&self.machine_context),
         );

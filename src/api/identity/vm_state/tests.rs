@@ -57,7 +57,7 @@ fn events() -> [(&'static str, Event); 7] {
     ]
 }
 
-/// Compares the diagram in the documentation with the code.
+/// Compares the diagram and the table in the documentation with the code.
 #[test]
 fn the_documentation_shows_the_states_as_they_are() {
     let documentation = include_str!("../../../../docs/internals/architecture.md");
@@ -68,9 +68,18 @@ fn the_documentation_shows_the_states_as_they_are() {
             diagram.extend(next.map(|next| format!("    {} --> {next}: {name}\n", state.name())));
         }
     }
-    diagram.push("```\n".to_owned());
-    let diagram = diagram.concat();
-    assert!(documentation.contains(&diagram), "the page lacks:\n{diagram}");
+    let row = |name: &str, fields: [&str; 6]| {
+        let fields = fields.map(|field| format!("{field:13}")).concat();
+        format!("{name:28}{fields}").trim_end().to_owned() + "\n"
+    };
+    let mut table = vec!["```text\n".to_owned(), row("", states().map(State::name))];
+    for (name, event) in events() {
+        let next = states().map(|state| state.after(event).map_or("", State::name));
+        table.push(row(name, next));
+    }
+    for shown in [diagram, table].map(|lines| lines.concat() + "```\n") {
+        assert!(documentation.contains(&shown), "the page lacks:\n{shown}");
+    }
 }
 
 #[test]

@@ -383,7 +383,7 @@ fn a_sign_is_for_the_look_up_to_follow_and_no_word_on_what_is_gone() {
 }
 
 #[test]
-fn a_vm_that_is_off_is_started_only_on_request_and_between_other_operations() {
+fn a_vm_that_is_off_is_started_only_on_request_between_other_operations() {
     let off = || machine().provisioned().off();
     let wanted = || off().always_on();
     assert!(refresh(world().plan(wanted())).start);
