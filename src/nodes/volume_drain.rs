@@ -16,12 +16,12 @@ mod drain_rules;
 mod end;
 mod execute;
 mod gather;
+mod next_eviction;
 mod opt_in;
 mod plan;
 mod publish;
 mod record;
 mod status;
-mod step;
 mod volumes;
 mod workload;
 

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::Context;
 use super::end::End;
+use super::next_eviction::{PreviousEviction, Waiting};
 use super::plan::{DrainTarget, Observed};
 use super::record::Eviction;
-use super::step::{PreviousEviction, Waiting};
 use super::workload::{DrainObservation, DryRun, EvictionResult, Next, evict, observe};
 use super::{publish, status, volumes};
 use crate::api::cluster_api::Cluster;

@@ -3,8 +3,8 @@
 use jiff::Timestamp;
 
 use super::end::{End, MAX_OUTAGE};
+use super::next_eviction::Waiting;
 use super::opt_in::{DEFAULT_TIMEOUT, OptIn};
-use super::step::Waiting;
 use crate::api::annotations;
 use crate::api::conditions::{self, ConditionStatus, Setter, reason};
 use crate::api::v1alpha1::{InfraMachine, InfraMachineStatus};

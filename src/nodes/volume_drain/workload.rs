@@ -17,8 +17,8 @@ use tokio::time::Instant;
 use self::node::{cordon, node};
 use self::pods::pods;
 use self::volumes::specs;
+use super::next_eviction::{NextEviction, Pod, PreviousEviction, Waiting, next_eviction};
 use super::plan::DrainTarget;
-use super::step::{Pod, PreviousEviction, Step, Waiting, step};
 use crate::apiserver::leadership::Leadership;
 use crate::nodes::workload_cluster::{Answer, Connection, Unreachable};
 
@@ -109,11 +109,12 @@ pub async fn observe(
         return Ok(DrainObservation::Raced);
     }
     let pods = pods(connection, &target.node, &target.rules).await?;
-    let (candidates, before) = match step(&node.attached, &pods, target.last.as_ref(), target.timeout, now) {
-        Step::Done(before) => return Ok(DrainObservation::Done(before)),
-        Step::Wait(waiting) => return Ok(DrainObservation::Waiting(waiting)),
-        Step::Evict(candidates, before) => (candidates, before),
-    };
+    let (candidates, before) =
+        match next_eviction(&node.attached, &pods, target.last.as_ref(), target.timeout, now) {
+            NextEviction::Done(before) => return Ok(DrainObservation::Done(before)),
+            NextEviction::Wait(waiting) => return Ok(DrainObservation::Waiting(waiting)),
+            NextEviction::Evict(candidates, before) => (candidates, before),
+        };
     let mut refused = None;
     let begun = Instant::now();
     for (number, pod) in tried(&candidates, now).enumerate() {

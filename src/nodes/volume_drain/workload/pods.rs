@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::api::labels;
 use crate::nodes::volume_drain::drain_rules::DrainRules;
-use crate::nodes::volume_drain::step::Pod;
+use crate::nodes::volume_drain::next_eviction::Pod;
 use crate::nodes::workload_cluster::request::{is_name, parse};
 use crate::nodes::workload_cluster::{Connection, Unreachable};
 

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::nodes::volume_drain::step::{Pod, claims_of_its_own};
+use crate::nodes::volume_drain::next_eviction::{Pod, claims_of_its_own};
 use crate::nodes::workload_cluster::request::{get, is_name, parse, text};
 use crate::nodes::workload_cluster::{Connection, Unreachable};
 

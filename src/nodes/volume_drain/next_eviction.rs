@@ -38,9 +38,9 @@ impl Pod {
     }
 }
 
-/// The next step of a drain.
+/// The next eviction of a drain.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step<'a> {
+pub enum NextEviction<'a> {
     /// No pod with volumes is left to evict.
     Done(PreviousEviction),
     /// The volumes of the last evicted pod have not left the Node.
@@ -73,18 +73,18 @@ pub struct Waiting {
     pub left: usize,
 }
 
-/// Returns the next step for a Node with these attached volumes and these running pods with claims.
+/// Returns the next eviction on a Node with these attached volumes and these running pods with claims.
 ///
 /// # Guarantees
 /// No pod is evicted until the last evicted pod is gone and its volumes are detached, or until the time for
 /// that is over (CTL-05).
-pub fn step<'a>(
+pub fn next_eviction<'a>(
     attached: &[String],
     pods: &'a [Pod],
     last: Option<&Eviction>,
     timeout: Duration,
     now: Timestamp,
-) -> Step<'a> {
+) -> NextEviction<'a> {
     let mut next: Vec<_> = pods.iter().filter(|pod| pod.is_to_be_evicted()).collect();
     // The most important pod goes first, and so is back first.
     next.sort_by_key(|pod| (-i64::from(pod.priority), &pod.namespace, &pod.name));
@@ -101,15 +101,15 @@ pub fn step<'a>(
                 ..waiting
             };
             if now < waiting.until {
-                return Step::Wait(waiting);
+                return NextEviction::Wait(waiting);
             }
             PreviousEviction::TimedOut(waiting)
         }
     };
     if next.is_empty() {
-        Step::Done(before)
+        NextEviction::Done(before)
     } else {
-        Step::Evict(next, before)
+        NextEviction::Evict(next, before)
     }
 }
 
@@ -178,10 +178,10 @@ mod tests {
         )
     }
 
-    fn names(step: &Step<'_>) -> Vec<String> {
-        match step {
-            Step::Evict(pods, _) => pods.iter().map(|pod| pod.name.clone()).collect(),
-            Step::Done(_) | Step::Wait(_) => Vec::new(),
+    fn names(next: &NextEviction<'_>) -> Vec<String> {
+        match next {
+            NextEviction::Evict(pods, _) => pods.iter().map(|pod| pod.name.clone()).collect(),
+            NextEviction::Done(_) | NextEviction::Wait(_) => Vec::new(),
         }
     }
 
@@ -191,8 +191,8 @@ mod tests {
         pods[2].priority = 10;
         pods[3].is_excluded = true;
         pods[4].is_leaving = true;
-        let step = step(&[], &pods, None, TIMEOUT, at(0));
-        assert_eq!(names(&step), ["first", "a", "b"]);
+        let next = next_eviction(&[], &pods, None, TIMEOUT, at(0));
+        assert_eq!(names(&next), ["first", "a", "b"]);
     }
 
     /// CTL-05
@@ -203,23 +203,26 @@ mod tests {
         let mut leaving = pod("a");
         leaving.is_leaving = true;
         let waits = |attached: &[String], pods: &[Pod], now| {
-            matches!(step(attached, pods, Some(&last), TIMEOUT, now), Step::Wait(_))
+            matches!(
+                next_eviction(attached, pods, Some(&last), TIMEOUT, now),
+                NextEviction::Wait(_)
+            )
         };
         assert!(waits(&attached, &[leaving.clone(), pod("b")], at(1)));
         assert!(waits(&attached, &[pod("b")], at(1)), "attached");
         assert!(waits(&attached[1..], &[leaving, pod("b")], at(1)), "there");
         let pods = [pod("b")];
-        let next = step(&attached[1..], &pods, Some(&last), TIMEOUT, at(1));
+        let next = next_eviction(&attached[1..], &pods, Some(&last), TIMEOUT, at(1));
         assert_eq!(
             (names(&next), &next),
             (
                 vec!["b".to_owned()],
-                &Step::Evict(vec![&pods[0]], PreviousEviction::Left)
+                &NextEviction::Evict(vec![&pods[0]], PreviousEviction::Left)
             )
         );
         assert_eq!(
-            step(&[], &[], Some(&last), TIMEOUT, at(1)),
-            Step::Done(PreviousEviction::Left)
+            next_eviction(&[], &[], Some(&last), TIMEOUT, at(1)),
+            NextEviction::Done(PreviousEviction::Left)
         );
     }
 
@@ -227,21 +230,22 @@ mod tests {
     fn a_wait_for_a_volume_lasts_the_grace_period_plus_the_timeout() {
         let last = evicted("a", 10, &["v-a"]);
         let (attached, pods) = (["v-a".to_owned()], [pod("b")]);
-        let Step::Wait(waiting) = step(&attached, &pods, Some(&last), TIMEOUT, at(69)) else {
+        let NextEviction::Wait(waiting) = next_eviction(&attached, &pods, Some(&last), TIMEOUT, at(69))
+        else {
             panic!("not waited for")
         };
         assert_eq!(
             (waiting.until, waiting.left, waiting.is_there),
             (at(70), 1, false)
         );
-        let late = step(&attached, &pods, Some(&last), TIMEOUT, at(70));
+        let late = next_eviction(&attached, &pods, Some(&last), TIMEOUT, at(70));
         assert!(
-            matches!(late, Step::Evict(_, PreviousEviction::TimedOut(_))),
+            matches!(late, NextEviction::Evict(_, PreviousEviction::TimedOut(_))),
             "{late:?}"
         );
-        let end = step(&attached, &[], Some(&last), TIMEOUT, at(70));
+        let end = next_eviction(&attached, &[], Some(&last), TIMEOUT, at(70));
         assert!(
-            matches!(end, Step::Done(PreviousEviction::TimedOut(_))),
+            matches!(end, NextEviction::Done(PreviousEviction::TimedOut(_))),
             "{end:?}"
         );
     }
@@ -250,8 +254,8 @@ mod tests {
     #[test]
     fn an_eviction_that_was_written_down_and_not_made_is_made() {
         let (last, pods) = (evicted("a", 0, &["v-a"]), ["a", "b"].map(pod));
-        let step = step(&["v-a".to_owned()], &pods, Some(&last), TIMEOUT, at(1));
-        assert_eq!(names(&step), ["a", "b"]);
+        let next = next_eviction(&["v-a".to_owned()], &pods, Some(&last), TIMEOUT, at(1));
+        assert_eq!(names(&next), ["a", "b"]);
     }
 
     /// Pods whose evictions are always refused must not block the pods after them.
@@ -264,8 +268,8 @@ mod tests {
             ("c", ["a", "b", "c"]),
         ] {
             let last = evicted(last, 0, &["v-b"]).refused();
-            let step = step(&["v-b".to_owned()], &pods, Some(&last), TIMEOUT, at(1));
-            assert_eq!(names(&step), expected);
+            let next = next_eviction(&["v-b".to_owned()], &pods, Some(&last), TIMEOUT, at(1));
+            assert_eq!(names(&next), expected);
         }
     }
 
