@@ -158,11 +158,6 @@ impl ConfiguredDriver {
         &self.name
     }
 
-    /// Whether calls about machines without a Secret carry credentials.
-    pub fn has_credentials(&self) -> bool {
-        self.credentials.is_some()
-    }
-
     /// Returns the current credentials for calls about objects that name no Secret; empty where the drivers
     /// file configures none.
     ///

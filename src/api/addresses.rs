@@ -106,11 +106,6 @@ pub fn has_ip(published: &[MachineAddress]) -> bool {
         .any(|address| !is_name_kind(address.kind))
 }
 
-/// Whether an answer of the driver has an IP address.
-pub fn include_ip(reported: &[Address]) -> bool {
-    reported.iter().any(|address| !is_name_kind(address.kind))
-}
-
 fn names(reported: &[Address], before: &[Address]) -> Vec<Address> {
     let of = |addresses: &[Address]| -> Vec<Address> {
         let names = addresses.iter().filter(|address| is_name(address));

@@ -177,12 +177,6 @@ impl FakeApiServer {
         self.0.changed.send_replace(());
     }
 
-    /// Ends all watches.
-    pub fn cut_watches(&self) {
-        self.0.state.lock().cuts += 1;
-        self.0.changed.send_replace(());
-    }
-
     /// Drops the history, and ends all watches. A watch that resumes is answered 410.
     pub fn compact(&self) {
         let mut state = self.0.state.lock();
