@@ -2,6 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use serde_json::Value;
 
 use super::advice;
 use super::bootstrap::{BootstrapSource, ReadyCondition};
@@ -274,12 +275,18 @@ fn record(page: &mut Page, machine: &InfraMachine, now: Timestamp) {
             ),
         }
     }
+    page.row("Machine id", record.machine.tag());
+    page.row("Cluster id", &record.cluster);
     if let Some(made) = &record.made_from {
         let secret = made
             .secret
             .as_deref()
             .map_or("no Secret".to_owned(), |name| format!("Secret `{name}`"));
         page.row("Made with", &format!("driver `{}`, {secret}", made.driver));
+        page.row("Spec", &Value::Object(made.provider_spec.0.clone()).to_string());
+    }
+    if let Some(state) = &record.last_known_state {
+        page.row("Driver's state", &format!("{} bytes", state.as_bytes().len()));
     }
     if record.adopted {
         page.row("Adopted", "yes");

@@ -264,7 +264,8 @@ fn the_page_of_a_deletion_names_its_removed_driver_and_unread_parts() {
     deleted["metadata"]["finalizers"] = json!(["infrastructure.capcmi.io/inframachine"]);
     let record = json!({
         "version": "v1", "machine": "ns/m/1", "cluster": "c-1", "state": {"name": "Exists"},
-        "madeFrom": {"driver": "pool", "providerSpec": {}}, "lastStart": at(40),
+        "madeFrom": {"driver": "pool", "providerSpec": {"size": "small"}}, "lastKnownState": "czE=",
+        "lastStart": at(40),
     });
     deleted["metadata"]["annotations"] = json!({annotations::VM_RECORD: record.to_string()});
     deleted["status"]["conditions"] = json!([
