@@ -117,7 +117,7 @@ fn started_calls(cloud: &Cloud) -> Result<usize> {
 }
 
 /// DRV-10, DRV-12: a stopped process does not notice the stop. When it goes on, another replica has acted.
-/// A leader that is asked to end hands over.
+/// A leader that is asked to end hands over, and one that is killed is replaced.
 #[tokio::test]
 async fn a_leader_that_was_stopped_past_its_lease_does_nothing_more() -> Result<()> {
     let world = World::new("stopped").await?;
@@ -177,8 +177,14 @@ async fn a_leader_that_was_stopped_past_its_lease_does_nothing_more() -> Result<
     ensure!(started_calls(&cloud)? == calls, "it called the driver");
     ensure!(writes(&world)? == written, "it wrote");
     ensure!(cloud.vms()?.len() == MACHINES, "it made a VM");
-    let _third = provider.named("third").start(&world).await?;
+    let mut third = provider.clone().named("third").start(&world).await?;
     stage.machine("late").provisioned().await?;
     cloud.holds(MACHINES + 1).await?;
+
+    let _fourth = provider.named("fourth").start(&world).await?;
+    third.process.kill();
+    stage.machine("last").create().await?;
+    stage.machine("last").provisioned().await?;
+    cloud.holds(MACHINES + 2).await?;
     Ok(())
 }
