@@ -14,7 +14,10 @@ use kube::{
 use management_cluster::{ManagementCluster, eventually};
 use serde_json::{Value, json};
 
-use crate::{objects::find, release::Release};
+use crate::{
+    objects::{find, output, parse},
+    release::Release,
+};
 
 const DEADLINE: Duration = Duration::from_mins(4);
 
@@ -26,8 +29,18 @@ const KUBEADM: [(&str, &str); 4] = [
     ("bootstrap.cluster.x-k8s.io", "KubeadmConfigTemplate"),
 ];
 
+/// Other values than by default.
+const KUBE_VIP: [(&str, &str); 5] = [
+    // With quotes, which the class adds and the flavor does not.
+    ("KUBE_VIP_INTERFACE", r#""enp1s0""#),
+    ("KUBE_VIP_IMAGE", "registry.test/kube-vip:v1"),
+    ("KUBE_VIP_LEASE_SECONDS", "60"),
+    ("KUBE_VIP_RENEW_SECONDS", "40"),
+    ("KUBE_VIP_RETRY_SECONDS", "8"),
+];
+
 #[tokio::test]
-async fn a_class_is_filled_in_and_a_changed_variable_makes_a_new_template() -> Result<()> {
+async fn a_class_is_filled_in_and_follows_its_variables() -> Result<()> {
     let cluster = start().await?;
     let namespace = "apiVersion: v1\nkind: Namespace\nmetadata: {name: tenant}\n";
     cluster.apply_yaml(namespace).await?;
@@ -44,15 +57,9 @@ async fn a_class_is_filled_in_and_a_changed_variable_makes_a_new_template() -> R
     })
     .await?;
 
-    let template = release.generate_cluster(None)?;
-    let wanted = find(&template, "KubeadmControlPlane", "demo-control-plane")?;
     let control_planes = namespaced(&cluster, KUBEADM[0].0, "v1beta2", "KubeadmControlPlane").await?;
-    let made = control_planes.list(&ListParams::default()).await?.items;
-    let made = made.first().context("no control plane")?;
-    assert_eq!(
-        made.data["spec"]["kubeadmConfigSpec"],
-        wanted["spec"]["kubeadmConfigSpec"]
-    );
+    let template = release.generate_cluster(None)?;
+    has_kubeadm_config_of(&template, &control_planes).await?;
 
     let infra_clusters = namespaced(&cluster, GROUP, VERSION, "InfraCluster").await?;
     let made = infra_clusters.list(&ListParams::default()).await?;
@@ -65,18 +72,59 @@ async fn a_class_is_filled_in_and_a_changed_variable_makes_a_new_template() -> R
 
     let clusters = namespaced(&cluster, "cluster.x-k8s.io", "v1beta2", "Cluster").await?;
     let mut variables = clusters.get("demo").await?.data["spec"]["topology"]["variables"].clone();
-    let size = variables
-        .as_array_mut()
-        .and_then(|all| all.iter_mut().find(|variable| variable["name"] == "workerSize"));
-    size.context("no workerSize")?["value"] = json!("large");
-    let patch = Patch::Merge(json!({"spec": {"topology": {"variables": variables}}}));
-    clusters.patch("demo", &PatchParams::default(), &patch).await?;
+    set(&mut variables, "workerSize", json!("large"))?;
+    set_variables(&clusters, &variables).await?;
     let spec =
         json!({"driver": "simulated", "providerSpec": {"vmPool": "default", "size": "large", "tags": {}}});
     eventually(DEADLINE, "a new template with the new size", async || {
         has_spec(&templates, &spec).await
     })
+    .await?;
+
+    let of_flavor = |flavor| parse(&output(release.cluster(flavor).envs(KUBE_VIP))?);
+    let changed = of_flavor(Some("topology"))?;
+    let changed = &find(&changed, "Cluster", "demo")?["spec"]["topology"]["variables"];
+    set_variables(&clusters, changed).await?;
+    let template = of_flavor(None)?;
+    eventually(
+        DEADLINE,
+        "a control plane with the changed kube-vip",
+        async || has_kubeadm_config_of(&template, &control_planes).await,
+    )
+    .await?;
+
+    let without = variables.as_array_mut().context("no variables")?;
+    without.retain(|variable| variable["name"] != "kubeVip");
+    set_variables(&clusters, &variables).await?;
+    let external = release.generate_cluster(Some("external-endpoint"))?;
+    eventually(DEADLINE, "a control plane without kube-vip", async || {
+        has_kubeadm_config_of(&external, &control_planes).await
+    })
     .await
+}
+
+/// Sets a variable that the Cluster has.
+fn set(variables: &mut Value, name: &str, value: Value) -> Result<()> {
+    let mut all = variables.as_array_mut().into_iter().flatten();
+    let variable = all.find(|variable| variable["name"] == name);
+    variable.with_context(|| format!("no {name}"))?["value"] = value;
+    Ok(())
+}
+
+async fn set_variables(clusters: &Api<DynamicObject>, variables: &Value) -> Result<()> {
+    let patch = Patch::Merge(json!({"spec": {"topology": {"variables": variables}}}));
+    clusters.patch("demo", &PatchParams::default(), &patch).await?;
+    Ok(())
+}
+
+/// The control plane of the class is configured as that of a flavor.
+async fn has_kubeadm_config_of(flavor: &[Value], control_planes: &Api<DynamicObject>) -> Result<()> {
+    let wanted = find(flavor, "KubeadmControlPlane", "demo-control-plane")?;
+    let made = control_planes.list(&ListParams::default()).await?.items;
+    let made = &made.first().context("no control plane")?.data["spec"]["kubeadmConfigSpec"];
+    let wanted = &wanted["spec"]["kubeadmConfigSpec"];
+    ensure!(made == wanted, "{made} is not {wanted}");
+    Ok(())
 }
 
 async fn start() -> Result<ManagementCluster> {
