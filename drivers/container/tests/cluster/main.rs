@@ -42,6 +42,9 @@ const WHOLE: Wanted<'_> = Wanted {
     workers: 2,
     without: None,
 };
+/// How long the VIP may not answer during an upgrade: the lease of kube-vip several times, on a computer that
+/// others use as well.
+const GAP: Duration = Duration::from_mins(1);
 /// How long anything may take, on a computer that others use as well.
 const DEADLINE: Duration = Duration::from_mins(3);
 
@@ -105,7 +108,12 @@ async fn live_on(lab: &Lab, cluster: &Cluster<'_>, workload: &Workload, steps: &
     let upgraded = cluster.members(workload, wanted).await?;
     etcd_is_of(&upgraded)?;
     steps.done("all Nodes run the next patch version");
-    println!("through the VIP meanwhile: {}", reader.stop().await?);
+    let reads = reader.stop().await?;
+    println!("through the VIP meanwhile: {reads}");
+    ensure!(
+        reads.longest_gap < GAP,
+        "the VIP did not answer for longer than {GAP:?}"
+    );
     workload.reach_a_service().await?;
     steps.done("a Pod reached the Service again");
     Ok(())

@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use capcmi_driver_container::state::StateFolder;
 
 /// The mount point of the control groups.
 pub const CGROUPS: &str = "/sys/fs/cgroup";
@@ -21,6 +22,8 @@ pub struct Traces {
     interfaces: BTreeSet<String>,
     cgroups: BTreeSet<String>,
     files: BTreeSet<String>,
+    /// Addresses that the DHCP server has given.
+    leases: BTreeSet<String>,
 }
 
 impl Traces {
@@ -47,6 +50,7 @@ impl Traces {
             interfaces: lines("/proc/self/net/dev", |line| Some(line.split_once(':')?.0.trim()))?,
             cgroups: empty_cgroups()?,
             files,
+            leases: leases(folder)?,
         })
     }
 }
@@ -54,18 +58,29 @@ impl Traces {
 impl Traces {
     /// The traces that were not there before.
     pub fn since<'a>(&'a self, before: &'a Self) -> Vec<&'a String> {
-        let kinds: [fn(&Self) -> &BTreeSet<String>; 5] = [
+        let kinds: [fn(&Self) -> &BTreeSet<String>; 6] = [
             |traces| &traces.processes,
             |traces| &traces.mounts,
             |traces| &traces.interfaces,
             |traces| &traces.cgroups,
             |traces| &traces.files,
+            |traces| &traces.leases,
         ];
         kinds
             .iter()
             .flat_map(|kind| kind(self).difference(kind(before)))
             .collect()
     }
+}
+
+/// The lines of leases; none before the first machine.
+fn leases(folder: &Path) -> Result<BTreeSet<String>> {
+    let text = match fs::read_to_string(StateFolder::new(folder).dnsmasq("leases")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        text => text.context("reading the leases")?,
+    };
+    let leases = text.lines().filter(|line| !line.starts_with("duid"));
+    Ok(leases.map(str::to_owned).collect())
 }
 
 /// The cgroups of machines without a process. Those with processes may be of another driver on this host:
