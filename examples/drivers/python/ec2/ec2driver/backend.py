@@ -128,6 +128,10 @@ class EC2(cmi.Backend[Spec]):
             known.instances.stop(known.instance)
         self._wait(call, known, f"{known.instance.id} to be stopped", ("stopped", "shutting-down"))
 
+    def console(self, call: cmi.Call, vm: cmi.VM) -> bytes:
+        known: Known = vm.native
+        return known.instances.console(known.instance)
+
     def initialize(self, call: cmi.Call, vm: cmi.VM, spec: Spec) -> None:
         """Switches the source/destination check, which no instance can be made with."""
         _check_caller(call)

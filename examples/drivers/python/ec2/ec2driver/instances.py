@@ -214,6 +214,12 @@ class Instances:
         with told(f"stopping instance {instance.id}"):
             self._client.stop_instances(InstanceIds=[instance.id])
 
+    def console(self, instance: Instance) -> bytes:
+        """The serial console's output, as EC2 has it: minutes old, and empty at first."""
+        with told(f"reading the console of instance {instance.id}"):
+            answer = self._client.get_console_output(InstanceId=instance.id)
+        return str(answer.get("Output", "")).encode()
+
     def set_source_dest_check(self, instance: Instance, on: bool) -> None:
         """Switches the check."""
         with told(f"switching the source/destination check of instance {instance.id}"):

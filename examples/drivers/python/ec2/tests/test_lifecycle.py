@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 from moto.ec2.models.instances import InstanceState
+from moto.ec2.responses.general import SAMPLE_CONSOLE_OUTPUT
 
 from cloud import Cloud
 from faults import Calls
@@ -44,6 +45,14 @@ def test_the_answer_of_a_create_has_addresses_zone_and_power_state(plugin: Plugi
         assert machine.failure_domain == "eu-central-1b"
         assert raw["PrivateIpAddress"] in [address.address for address in machine.addresses]
     assert got.power_state == got.DESCRIPTOR.fields_by_name["power_state"].enum_type.values_by_name["RUNNING"].number
+
+
+def test_the_console_of_a_vm_is_that_of_ec2(plugin: Plugin, cloud: Cloud, cluster: str) -> None:
+    spec = cloud.spec(cluster)
+    made = plugin.CreateMachine(MachineName="m-1", ProviderSpec=spec).response
+    answer = plugin.GetConsole(machine_name="m-1", provider_spec=spec, provider_id=made.ProviderID)
+    assert answer.code == "OK", answer.message
+    assert answer.response.output.decode() == SAMPLE_CONSOLE_OUTPUT
 
 
 def test_a_create_that_is_repeated_makes_no_second_vm(plugin: Plugin, cloud: Cloud, cluster: str) -> None:
