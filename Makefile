@@ -94,7 +94,7 @@ test-rust:
 test-all: SOAK_SECONDS = 60
 test-all: test-python test-go ## Run everything but e2e-libvirt: long cases, the crates, a whole cluster, the container and libvirt drivers, bench-counts and fuzz; two hours.
 	$(SOAK) PROPTEST_CASES=2000 $(TEST) --no-fail-fast -- --include-ignored --exact --skip lifecycle::hold
-	cd drivers/vsphere && CGO_ENABLED=1 go test -race -short ./...
+	cd drivers/vsphere && CGO_ENABLED=1 $(GO_TEST) -race -short ./...
 	$(MAKE) test-crates test-container test-cluster test-topology test-shipped test-quickstart-container test-libvirt bench-counts fuzz
 
 # The first time it makes a virtual environment in the user's cache folder.
@@ -108,13 +108,15 @@ PYTEST_TIMES = $${CAPCMI_TEST_TIMES:+--junitxml="$$CAPCMI_TEST_TIMES/pytest-$(1)
 test-python: ## Run the tests of the kit for drivers in Python and of the Python drivers alone.
 	$(IN_PYTHON) "$$python" -m pytest $(call PYTEST_TIMES,kit) ../../../sdk/python && "$$python" -m pytest $(call PYTEST_TIMES,drivers)
 
+GO_TEST = $(CURDIR)/hack/test-times.py go
+
 # The race detector needs a C compiler. A build of govmomi takes a minute of CPU, so the vSphere driver shares the build of
 # its lints here, and has the detector in `make test-all`. The tests in Rust run the conformance suite against both.
 .PHONY: test-go
 test-go: ## Run the tests of the kit for drivers in Go and of the vSphere driver alone.
-	cd sdk/go && CGO_ENABLED=1 go test -race -short ./...
-	cd sdk/go/mcmbridge && CGO_ENABLED=1 go test -race -short ./...
-	cd drivers/vsphere && go test -short ./...
+	cd sdk/go && CGO_ENABLED=1 $(GO_TEST) -race -short ./...
+	cd sdk/go/mcmbridge && CGO_ENABLED=1 $(GO_TEST) -race -short ./...
+	cd drivers/vsphere && $(GO_TEST) -short ./...
 
 # A checkout or a git revision to compare the public API with. Default: the release on crates.io, once there is one.
 SEMVER_BASELINE ?=

@@ -2,15 +2,17 @@
 """Measures test binaries and their cases. `.ci/run` uses it as cargo's runner, and prints the report.
 
     test-times.py run PROGRAM [ARGUMENT]...   runs PROGRAM and records its times, if it is a test binary
+    test-times.py go [ARGUMENT]...            runs `go test` with these arguments and records its times
     test-times.py report                      prints the recorded times
 
-CAPCMI_TEST_TIMES names the folder of the records.
+CAPCMI_TEST_TIMES names the folder of the records. Without it, nothing is recorded.
 
 libtest prints when a case ends, but not when it starts: `--report-time` is unstable, and the variable that unlocks it
 would make every cargo that a test starts rebuild its dependencies. The start follows from the order: libtest starts
 the cases as it lists them, and the next one whenever one ends.
 """
 
+import json
 import mmap
 import os
 import re
@@ -87,9 +89,52 @@ class Cases:
                 self._start_next(now)
 
 
+def record(file, seconds, text):
+    """Adds a line to a file of records."""
+    with (Path(os.environ["CAPCMI_TEST_TIMES"]) / file).open("a") as lines:
+        lines.write(f"{seconds:.3f}\t{text}\n")
+
+
+def run_go(arguments):
+    """Runs `go test`, records the times of packages and cases, and returns its exit code."""
+    process = subprocess.Popen(["go", "test", "-json", *arguments], stdout=subprocess.PIPE, text=True)
+    forward_signals(process)
+    said = {}
+    for line in process.stdout:
+        event = json.loads(line)
+        if "Package" not in event:  # Of a build.
+            print(event.get("Output", ""), end="")
+            continue
+        case, action = (event.get("Package"), event.get("Test")), event["Action"]
+        said.setdefault(case, []).append(event.get("Output", ""))
+        if action not in ("pass", "fail"):
+            continue
+        name = " ".join(["go", *filter(None, case)]) + (": FAILED" if action == "fail" else "")
+        output = "".join(said.pop(case))
+        if event.get("Test"):
+            record("cases", event["Elapsed"], name)
+            if action == "fail":
+                print(output, end="")
+            continue
+        record("binaries", event["Elapsed"], name)
+        # Cases that were running when their package ended.
+        for package, test in [case for case in said if case[0] == event["Package"] and action == "fail"]:
+            record("cases", event["Elapsed"], f"go {package} {test}: did not end")
+            print("".join(said.pop((package, test))), end="")
+        print(output, end="", flush=True)
+    return process.wait()
+
+
+def forward_signals(process):
+    """Passes the signals that end this process on to another."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: process.send_signal(number))
+    # The terminal sends this one to the process as well.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def run(program, arguments):
     """Runs a test binary, records its times, and returns its exit code."""
-    records = Path(os.environ["CAPCMI_TEST_TIMES"])
     binary = f"{os.environ.get('CARGO_PKG_NAME', '')} {re.sub('-[0-9a-f]{16}$', '', Path(program).name)}"
     listed = subprocess.run([program, *arguments, "--list"], capture_output=True, text=True).stdout
     names = [line.removesuffix(": test") for line in listed.splitlines() if line.endswith(": test")]
@@ -97,14 +142,7 @@ def run(program, arguments):
     start = time.monotonic()
     cases = Cases(names, thread_count(arguments), start)
     process = subprocess.Popen([program, *arguments], stdout=subprocess.PIPE)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: process.send_signal(number))
-    # The terminal sends this one to the process as well.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    def record(file, seconds, text):
-        with (records / file).open("a") as lines:
-            lines.write(f"{seconds:.3f}\t{text}\n")
-
+    forward_signals(process)
     # Until the process ends, not until the pipe does: a process that a test left behind may keep it open.
     while True:
         ended = process.poll() is not None
@@ -165,6 +203,10 @@ def main():
     if action == "report":
         report()
         return 0
+    if action == "go":
+        if "CAPCMI_TEST_TIMES" not in os.environ:
+            os.execvp("go", ["go", "test", *rest])
+        return run_go(rest)
     program, *arguments = rest
     if "CAPCMI_TEST_TIMES" not in os.environ or not is_test(program, arguments):
         os.execv(program, rest)
