@@ -95,7 +95,7 @@ test-all: SOAK_SECONDS = 60
 test-all: test-python test-go ## Run everything but e2e-libvirt: long cases, the crates, a whole cluster, the container and libvirt drivers, bench-counts and fuzz; two hours.
 	$(SOAK) PROPTEST_CASES=2000 $(TEST) --no-fail-fast -- --include-ignored --exact --skip lifecycle::hold
 	cd drivers/vsphere && CGO_ENABLED=1 $(GO_TEST) -race -short ./...
-	$(MAKE) test-crates test-container test-cluster test-topology test-shipped test-quickstart-container test-libvirt bench-counts fuzz
+	$(MAKE) test-crates test-container test-container-cgroup2 test-cluster test-topology test-shipped test-quickstart-container test-libvirt bench-counts fuzz
 
 # The first time it makes a virtual environment in the user's cache folder.
 IN_PYTHON = cd examples/drivers/python && python="$$(./environment.sh)/bin/python" &&
@@ -164,6 +164,14 @@ test-container: ## Lint and test the container driver with real containers; as r
 	$(CARGO) clippy $(TEST_CONTAINER) -- -D warnings
 	$(CARGO) test $(TEST_CONTAINER)
 
+# The guest is slow: it runs the cases that control groups matter to.
+.PHONY: test-container-cgroup2
+test-container-cgroup2: ## Test the container driver in a guest with version 2 of control groups.
+	@drivers/container/tests/containers/lab/prepare.sh
+	@drivers/libvirt/tests/lab/prepare.sh
+	export "CARGO_TARGET_$$(rustc -vV | sed -n 's/^host: //p' | tr a-z- A-Z_)_RUNNER=$(CURDIR)/drivers/container/tests/containers/lab/cgroup2.sh" && \
+	$(CARGO) test $(TEST_CONTAINER) -- boots::
+
 # As it is tested, without optimisation: libvirt and QEMU take the time, and the tests have built it.
 .PHONY: bench-libvirt
 bench-libvirt: ## Measure how long the libvirt driver takes to make and delete VMs, on a separate libvirtd and QEMU.
@@ -196,7 +204,7 @@ test-cluster: ## Make a cluster of system containers; scale, break, upgrade and 
 	$(CARGO) test $(TEST_CLUSTER) -- --nocapture
 
 .PHONY: test-shipped
-test-shipped: ## Run the provider as Pods, as it ships, in a cluster of system containers that then manages itself; on demand, 15 minutes.
+test-shipped: ## Run the provider as Pods, as it ships, in a cluster of system containers that then manages itself.
 	@drivers/container/tests/containers/lab/prepare.sh
 	@images/node/prepare.sh
 	$(CARGO) test $(TEST_CLUSTER) -- --ignored --nocapture --exact the_provider_runs_as_it_ships
@@ -207,7 +215,7 @@ test-topology: ## Make a cluster of a ClusterClass of system containers; update 
 	@images/node/prepare.sh
 	$(CARGO) test $(TEST_CLUSTER) -- --ignored --nocapture --exact a_cluster_of_a_class_is_updated_in_place_and_upgraded
 
-# Without a terminal it ends when all Nodes are Ready. Nothing may be left of it then.
+# Nothing may be left of it at the end.
 .PHONY: test-quickstart-container
 test-quickstart-container: ## Run part 1 of docs/start/first-cluster.md as printed; as root it installs Debian packages.
 	@MAKEFLAGS= hack/run-tutorial.py

@@ -133,6 +133,9 @@ async fn a_machine_boots_powers_off_and_restarts() -> Result<()> {
     let limit = lab.runc(&["exec", uuid, "cat", "/sys/fs/cgroup/memory/memory.limit_in_bytes"]);
     let limit = limit.or_else(|_| lab.runc(&["exec", uuid, "cat", "/sys/fs/cgroup/memory.max"]))?;
     ensure!(limit.trim() == (256 * 1024 * 1024).to_string(), "{limit}");
+    let quota = lab.runc(&["exec", uuid, "cat", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us"]);
+    let quota = quota.or_else(|_| lab.runc(&["exec", uuid, "cat", "/sys/fs/cgroup/cpu.max"]))?;
+    ensure!(quota.split_whitespace().next() == Some("100000"), "{quota}");
 
     let shut_down = ShutDownMachineRequest {
         machine: machine.clone(),

@@ -1,11 +1,12 @@
-//! A driver that is killed at random moments of creates and deletes.
+//! A driver that is killed at each program that it runs, and at random moments.
 
 use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use cmi_driver::{
-    Code, CreateMachineRequest, DeleteMachineRequest, Driver, GetMachineStatusRequest, MachineRef,
+    Code, CreateMachineRequest, DeleteMachineRequest, Driver, GetMachineStatusRequest, Machine, MachineRef,
+    PowerState, ProviderId, RestartMachineRequest, ShutDownMachineRequest, UpdateMachineRequest,
 };
 use cmi_grpc::client::GrpcDriver;
 use futures::future::join_all;
@@ -19,10 +20,8 @@ use crate::lab::{DEADLINE, Lab, eventually, machine};
 const KILLS: u32 = 24;
 /// The machines that are made and deleted at the same time.
 const MACHINES: [&str; 3] = ["a", "b", "c"];
-/// The moments of a kill at a command of the runtime.
+/// The moments of a kill at a program: instead of it, and after it.
 const MOMENTS: [&str; 2] = ["before", "after"];
-/// The commands of a create.
-const STEPS: [&str; 3] = ["state", "create", "start"];
 /// The latest moment of a kill: a create or a delete ends before it.
 const LATEST: Duration = Duration::from_millis(800);
 
@@ -52,12 +51,12 @@ async fn delete(driver: &GrpcDriver, name: &str) -> cmi_driver::Result<()> {
     driver.delete_machine(request).await.map(drop)
 }
 
-async fn status(driver: &GrpcDriver, name: &str) -> cmi_driver::Result<()> {
+async fn status(driver: &GrpcDriver, name: &str) -> cmi_driver::Result<Machine> {
     let request = GetMachineStatusRequest {
         machine: named(name),
         provider_id: None,
     };
-    driver.get_machine_status(request).await.map(drop)
+    driver.get_machine_status(request).await
 }
 
 /// Repeats a call as a provider does, until it is OK.
@@ -125,51 +124,142 @@ async fn finish(lab: &Lab, plan: Plan) -> Result<()> {
     Ok(())
 }
 
-/// Arms a kill, makes a call, and starts the driver again.
-async fn killed_at(lab: &Lab, (moment, command): (&str, &str), is_create: bool) -> Result<GrpcDriver> {
-    let armed = lab.at("faults").join(format!("kill-{moment}-{command}"));
-    fs::write(&armed, "")?;
-    let driver = lab.client().await?;
-    let answer = if is_create {
-        create(&driver, "a").await
+/// A call that is interrupted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Create,
+    Update,
+    ShutDown,
+    Restart,
+    Delete,
+}
+
+impl Call {
+    const ALL: [Self; 5] = [
+        Self::Create,
+        Self::Update,
+        Self::ShutDown,
+        Self::Restart,
+        Self::Delete,
+    ];
+
+    /// Makes the call about machine `a`, which has this id unless it is created.
+    async fn make(self, driver: &GrpcDriver, id: Option<&ProviderId>) -> cmi_driver::Result<()> {
+        let provider_id = || id.unwrap().clone();
+        match self {
+            Self::Create => create(driver, "a").await,
+            Self::Delete => delete(driver, "a").await,
+            Self::Update => {
+                let request = UpdateMachineRequest {
+                    machine: machine("a", &json!({"size": "large"}), b""),
+                    provider_id: provider_id(),
+                    last_applied_provider_spec: named("a").class.provider_spec,
+                    last_known_state: None,
+                };
+                driver.update_machine(request).await
+            }
+            Self::ShutDown => {
+                let request = ShutDownMachineRequest {
+                    machine: named("a"),
+                    provider_id: None,
+                    last_known_state: None,
+                };
+                driver.shut_down_machine(request).await.map(drop)
+            }
+            Self::Restart => {
+                let request = RestartMachineRequest {
+                    machine: named("a"),
+                    provider_id: provider_id(),
+                    last_known_state: None,
+                };
+                driver.restart_machine(request).await
+            }
+        }
+    }
+
+    /// Checks what the call has come to.
+    async fn check(self, lab: &Lab, driver: &GrpcDriver) -> Result<()> {
+        let containers = lab.containers()?;
+        if self == Self::Delete {
+            ensure!(containers.is_empty(), "{containers:?}");
+            return Ok(());
+        }
+        ensure!(containers.len() == 1, "{containers:?}");
+        if self == Self::Update {
+            let stats = lab.runc(&["events", "--stats", &containers[0]])?;
+            let limit = format!("\"limit\":{}", 512 * 1024 * 1024);
+            ensure!(
+                stats.contains(&limit),
+                "the memory is not that of `large`: {stats}"
+            );
+        }
+        let wanted = match self {
+            Self::ShutDown => PowerState::Stopped,
+            _ => PowerState::Running,
+        };
+        eventually("the power state", async || {
+            let seen = status(driver, "a").await?.power_state;
+            ensure!(seen == Some(wanted), "{seen:?}");
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// Kills the driver at the program of this number, repeats the call as a provider does, and deletes the
+/// machine. Returns whether the call ran that many programs.
+async fn kill_at(lab: &Lab, call: Call, moment: &str, number: u32) -> Result<bool> {
+    let mut driver = lab.client().await?;
+    let id = if call == Call::Create {
+        None
     } else {
-        delete(&driver, "a").await
+        until_ok(async || create(&driver, "a").await).await?;
+        Some(status(&driver, "a").await?.provider_id)
     };
-    ensure!(!armed.exists(), "the driver did not come to `{command}`");
-    ensure!(answer.is_err(), "a killed driver answered");
-    lab.kill_driver()?;
-    lab.start_driver()?;
-    lab.client().await
+    let armed = lab.at("faults").join(format!("kill-{moment}"));
+    fs::write(&armed, number.to_string())?;
+    let answer = call.make(&driver, id.as_ref()).await;
+    let is_killed = !armed.exists();
+    if is_killed {
+        ensure!(answer.is_err(), "a killed driver answered");
+        lab.kill_driver()?;
+        lab.start_driver()?;
+        driver = lab.client().await?;
+        until_ok(async || call.make(&driver, id.as_ref()).await).await?;
+    } else {
+        fs::remove_file(armed)?;
+        answer?;
+    }
+    call.check(lab, &driver).await?;
+    until_ok(async || delete(&driver, "a").await).await?;
+    let left = lab.left()?;
+    ensure!(left.is_empty(), "{left:?} is left");
+    Ok(is_killed)
 }
 
 /// DRV-10, DRV-12, DRV-19, DRV-21
+///
+/// It takes a minute: a driver starts again for each program of each call.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kill_at_any_step_of_the_runtime_is_made_up_for() -> Result<()> {
+async fn a_kill_at_any_program_of_any_call_is_made_up_for() -> Result<()> {
     let lab = Lab::start().await?;
-    for (moment, command) in MOMENTS
-        .into_iter()
-        .flat_map(|moment| STEPS.map(|step| (moment, step)))
-    {
-        let what = format!("killed {moment} `{command}`");
-        let driver = killed_at(&lab, (moment, command), true)
-            .await
-            .context(what.clone())?;
-        until_ok(async || create(&driver, "a").await)
-            .await
-            .context(what.clone())?;
-        let containers = lab.runc(&["list"])?;
-        ensure!(containers.matches("running").count() == 1, "{what}: {containers}");
-        until_ok(async || delete(&driver, "a").await)
-            .await
-            .context(what.clone())?;
-        assert_eq!(lab.left()?, Vec::<String>::new(), "{what}");
-    }
-    for moment in MOMENTS {
-        let driver = lab.client().await?;
-        until_ok(async || create(&driver, "a").await).await?;
-        let driver = killed_at(&lab, (moment, "delete"), false).await.context(moment)?;
-        until_ok(async || delete(&driver, "a").await).await?;
-        assert_eq!(lab.left()?, Vec::<String>::new(), "killed {moment} `delete`");
+    for call in Call::ALL {
+        for moment in MOMENTS {
+            let mut number = 1;
+            loop {
+                let killed = kill_at(&lab, call, moment, number).await;
+                let killed = killed.with_context(|| {
+                    let log = lab.log();
+                    format!("{call:?}, killed {moment} program {number}; the driver's log:\n{log}")
+                });
+                if !killed? {
+                    break;
+                }
+                number += 1;
+            }
+            println!("{call:?} runs {} programs", number - 1);
+            ensure!(number > 1, "{call:?} runs no program");
+        }
     }
     Ok(())
 }

@@ -14,15 +14,6 @@ if [ "$command" = start ] && [ -e "$faults/failing-starts" ]; then
     echo "the start fails, as a test asked" >&2
     exit 1
 fi
-if [ -e "$faults/kill-before-$command" ] || [ -e "$faults/kill-after-$command" ]; then
-    moment=$(ls "$faults" | sed -n "s/^kill-\(.*\)-$command\$/\1/p")
-    rm "$faults/kill-$moment-$command"
-    [ "$moment" != before ] || kill -KILL "$(cat "$faults/../driver.pid")"
-    runc "$@"
-    code=$?
-    [ "$moment" != after ] || kill -KILL "$(cat "$faults/../driver.pid")"
-    exit $code
-fi
 if [ -e "$faults/lost-$command" ]; then
     rm "$faults/lost-$command"
     runc "$@"
