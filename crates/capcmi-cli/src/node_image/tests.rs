@@ -1,8 +1,9 @@
 //! Each requirement fails for its own reason, on a folder that meets the others.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::process::Command;
 
 use tempfile::TempDir;
 
@@ -41,9 +42,15 @@ fn write(root: &TempDir, path: &str, text: &str) {
     fs::write(path, text).unwrap();
 }
 
+/// Another process writes the program. A program that this one writes may be busy when it is run: another
+/// test may have forked in between.
 fn program(root: &TempDir, path: &str, output: &str) {
-    write(root, path, &format!("#!/bin/sh\necho '{output}'\n"));
-    fs::set_permissions(root.path().join(path), fs::Permissions::from_mode(0o755)).unwrap();
+    write(root, "text", &format!("#!/bin/sh\necho '{output}'\n"));
+    let (text, path) = (root.path().join("text"), root.path().join(path));
+    let mut install = Command::new("install");
+    let installed = install.args(["-D", "-m", "0755"]).args([&text, &path]).status();
+    assert!(installed.unwrap().success(), "{}", path.display());
+    fs::remove_file(text).unwrap();
 }
 
 fn node() -> TempDir {
