@@ -60,7 +60,8 @@ rm -r "$work/cache"
     echo 'mount -t cgroup2 cgroup /sys/fs/cgroup; ip link set lo up'
     printf 'mount -t ext4 /dev/vda %q\n' "$(dirname "$image")"
     printf 'export PATH=%q HOME=%q\n' "$PATH" "$HOME"
-    printf 'cd %q && %s\n' "$PWD" "$(printf '%q ' "$@")"
+    # libtest colours its results on a terminal.
+    printf 'set -o pipefail; cd %q && %s | cat\n' "$PWD" "$(printf '%q ' "$@")"
     echo 'echo "the guest ends with $?"; poweroff -f'
 } >"$work/script"
 
