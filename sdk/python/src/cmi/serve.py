@@ -86,16 +86,17 @@ async def serve(info: Info, backend: Backend[Any], options: Options, stop: async
     await stop.wait()
     log.info("shutting down")
     await healthy.enter_graceful_shutdown()
-    ending = asyncio.create_task(server.stop(options.shutdown_timeout))
-    in_time = True
+    # Later than the end of the wait below: gRPC may crash when it cancels calls whose threads hang.
+    ending = asyncio.create_task(server.stop(options.shutdown_timeout + 10))
     try:
         # A caller that watches the health would keep the server from its end.
         await asyncio.wait_for(running.idle.wait(), options.shutdown_timeout)
     except TimeoutError:
-        in_time = False
+        # The process ends at once, and its connections with it.
+        return False
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(asyncio.gather(ending, server.stop(0)), 1)
-    return in_time
+    return True
 
 
 def run(info: Info, backend: Backend[Any], options: Options) -> None:
