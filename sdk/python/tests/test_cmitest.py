@@ -24,6 +24,17 @@ def test_a_missing_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         cmitest.run("driver.py", Everything(tmp_path), SUITE)
 
 
+def test_a_failure_is_shown_without_the_cases_that_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = "[1/1] passed   one-case\n\nRules:\n\nROW-1 skipped\n\ncases: 1 passed, 0 failed\nthe verdict\n"
+    capcmi, driver = tmp_path / "capcmi", tmp_path / "driver.py"
+    capcmi.write_text(f"#!/bin/sh\necho '{output}'\nexit 1\n")
+    capcmi.chmod(0o755)
+    driver.touch()
+    monkeypatch.setenv("CAPCMI", str(capcmi))
+    with pytest.raises(AssertionError, match="exit code 1\ncases: 1 passed, 0 failed\nthe verdict\n"):
+        cmitest.run(driver, Everything(tmp_path), SUITE)
+
+
 def test_the_type_of_a_spec_gives_invalid_specs() -> None:
     config = SUITE.configuration(cmi.schema(Spec))
     assert config["mandatoryFields"] == ["/size"]

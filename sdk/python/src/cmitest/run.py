@@ -111,13 +111,16 @@ def _judge(capcmi: str, folder: Path, config: dict[str, Any], suite: Suite, proc
     command = [capcmi, "conformance", "--endpoint", process.endpoint, "--config", str(file), "--wait", "30s"]
     command += ["--json", str(report), *selection]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    lines = done.stdout.strip().splitlines()
     if done.returncode:
-        shown = "\n".join(line for line in lines if " passed " not in line and " skipped " not in line)
+        ended = f"{' '.join(command)}: exit code {done.returncode}"
         log = process.log.read_text(errors="replace")[-_SHOWN_LOG:]
-        raise AssertionError(
-            f"{' '.join(command)}: exit code {done.returncode}\n{shown}\n\nthe driver's log ends:\n{log}"
-        )
-    print(*lines[-_SHOWN_LINES:], sep="\n")
+        raise AssertionError(f"{ended}\n{_summary(done.stdout)}\n\nthe driver's log ends:\n{log}")
+    print(*done.stdout.strip().splitlines()[-_SHOWN_LINES:], sep="\n")
     found: dict[str, Any] = json.loads(report.read_text())
     return found
+
+
+def _summary(output: str) -> str:
+    """The failures and the verdict, without hundreds of cases and rules. All of it if the suite did not begin."""
+    _, mark, summary = output.rpartition("\ncases: ")
+    return (mark + summary).strip() if mark else output
