@@ -547,11 +547,9 @@ impl Vm {
         library::bound_agent(&self.domain);
         match self.domain.shutdown() {
             Ok(_) => Ok(()),
-            Err(error) => match power_state(self.state()?) {
-                // libvirt refuses the request from the end of the guest on, before the end of its QEMU.
-                PowerState::Stopping | PowerState::Stopped => Ok(()),
-                _ => Err(status("asking the guest to shut down", error)),
-            },
+            // libvirt refuses the request from the end of the guest on, before the end of its QEMU.
+            Err(_) if power_state(self.state()?) == PowerState::Stopping || self.is_off()? => Ok(()),
+            Err(error) => Err(status("asking the guest to shut down", error)),
         }
     }
 
