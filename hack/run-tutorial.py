@@ -50,12 +50,13 @@ class Quickstart:
 
     def end(self):
         """Presses Ctrl-C, and returns whether the quickstart ends in time."""
-        os.write(self.terminal, b"\x03")
+        with contextlib.suppress(OSError):  # It may have gone.
+            os.write(self.terminal, b"\x03")
         self.reader.join(UNTIL_GONE)
         is_gone = not self.reader.is_alive()
         if not is_gone:
-            # Its folder has what `container.sh down` needs.
-            os.killpg(os.tcgetpgrp(self.terminal), signal.SIGKILL)
+            # Its folder stays: the next quickstart, or `container.sh down`, removes its machines.
+            os.killpg(self.process, signal.SIGKILL)
         os.waitpid(self.process, 0)
         return is_gone
 
@@ -64,7 +65,11 @@ class Quickstart:
 
 
 def main():
+    # By default, SIGTERM would skip `finally` and leave the commands behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     first, *others = BLOCK.findall(PART.search(PAGE.read_text())[0])
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        others = [block.replace("~/.cache", cache) for block in others]
     command = first.split()
     if command[0] != "sudo":
         sys.exit(f"{PAGE} does not begin with sudo, but with: {first}")

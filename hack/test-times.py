@@ -107,10 +107,12 @@ def run_go(arguments):
             continue
         case, action = (event.get("Package"), event.get("Test")), event["Action"]
         said.setdefault(case, []).append(event.get("Output", ""))
-        if action not in ("pass", "fail"):
+        if action not in ("pass", "fail", "skip"):
+            continue
+        output = "".join(said.pop(case))
+        if action == "skip":
             continue
         name = " ".join(["go", *filter(None, case)]) + (": FAILED" if action == "fail" else "")
-        output = "".join(said.pop(case))
         if event.get("Test"):
             record("cases", event["Elapsed"], name)
             if action == "fail":
@@ -122,7 +124,8 @@ def run_go(arguments):
             record("cases", event["Elapsed"], f"go {package} {test}: did not end")
             print("".join(said.pop((package, test))), end="")
         print(output, end="", flush=True)
-    return process.wait()
+    code = process.wait()
+    return 128 - code if code < 0 else code
 
 
 def forward_signals(process):

@@ -59,7 +59,7 @@ rm -r "$work/cache"
     echo 'mount -t tmpfs run /run; mount -t tmpfs shm /dev/shm; mount -t devpts pts /dev/pts'
     echo 'mount -t cgroup2 cgroup /sys/fs/cgroup; ip link set lo up'
     printf 'mount -t ext4 /dev/vda %q\n' "$(dirname "$image")"
-    printf 'export PATH=%q HOME=%q\n' "$PATH" "$HOME"
+    printf 'export PATH=%q HOME=%q XDG_CACHE_HOME=%q\n' "$PATH" "$HOME" "${XDG_CACHE_HOME:-}"
     # libtest colours its results on a terminal.
     printf 'set -o pipefail; cd %q && %s | cat\n' "$PWD" "$(printf '%q ' "$@")"
     echo 'echo "the guest ends with $?"; poweroff -f'
@@ -78,7 +78,7 @@ timeout 1h qemu-system-x86_64 -machine accel=tcg,memory-backend=memory -cpu max 
     -chardev "socket,id=files,path=$work/files" -device vhost-user-fs-pci,chardev=files,tag=host \
     -drive "file=$work/cache.raw,format=raw,if=virtio,cache=unsafe" -serial "file:$work/console" </dev/null &
 started+=($!)
-wait $!
+wait $! || echo "QEMU ended with $?, or was stopped after an hour" >&2
 cat "$work/console"
 # A filter that matches no test would pass as well.
 grep -q '^test result: ok. [1-9]' "$work/console" && grep -q '^the guest ends with 0' "$work/console"
