@@ -1,7 +1,7 @@
-//! Two replica processes, one lease.
+//! Replica processes with one lease.
 //!
-//! `tests/world` has every other end of a leader: killed, cut off from the API server, and robbed of its
-//! lease.
+//! `tests/world` also has leaders that are killed in the middle of a batch, cut off from the API server, or
+//! robbed of their lease.
 
 use std::collections::BTreeSet;
 use std::process::ExitStatus;
@@ -182,6 +182,7 @@ async fn a_leader_that_was_stopped_past_its_lease_does_nothing_more() -> Result<
     cloud.holds(MACHINES + 1).await?;
 
     let _fourth = provider.named("fourth").start(&world).await?;
+    ensure!(third.leads().await?, "the replica to kill does not lead");
     third.process.kill();
     stage.machine("last").create().await?;
     stage.machine("last").provisioned().await?;

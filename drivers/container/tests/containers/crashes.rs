@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::lab::{DEADLINE, Lab, eventually, machine};
 
-/// The number of times that the driver is killed.
+/// The number of kills at random moments.
 const KILLS: u32 = 24;
 /// The machines that are made and deleted at the same time.
 const MACHINES: [&str; 3] = ["a", "b", "c"];
@@ -177,7 +177,7 @@ impl Call {
         }
     }
 
-    /// Checks what the call has come to.
+    /// Checks the result of the call.
     async fn check(self, lab: &Lab, driver: &GrpcDriver) -> Result<()> {
         let containers = lab.containers()?;
         if self == Self::Delete {
@@ -216,6 +216,10 @@ async fn kill_at(lab: &Lab, call: Call, moment: &str, number: u32) -> Result<boo
         until_ok(async || create(&driver, "a").await).await?;
         Some(status(&driver, "a").await?.provider_id)
     };
+    let before = match call {
+        Call::Restart => lab.runc(&["state", &lab.containers()?[0]])?,
+        _ => String::new(),
+    };
     let armed = lab.at("faults").join(format!("kill-{moment}"));
     fs::write(&armed, number.to_string())?;
     let answer = call.make(&driver, id.as_ref()).await;
@@ -231,6 +235,10 @@ async fn kill_at(lab: &Lab, call: Call, moment: &str, number: u32) -> Result<boo
         answer?;
     }
     call.check(lab, &driver).await?;
+    if call == Call::Restart {
+        let after = lab.runc(&["state", &lab.containers()?[0]])?;
+        ensure!(after != before, "the machine was not restarted");
+    }
     until_ok(async || delete(&driver, "a").await).await?;
     let left = lab.left()?;
     ensure!(left.is_empty(), "{left:?} is left");
