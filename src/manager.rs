@@ -210,7 +210,8 @@ impl Running {
         Ok((running, prepared))
     }
 
-    /// Runs the tasks of the leader, once this replica leads, until `stop` resolves or a task ends.
+    /// Runs the tasks of the leader, once this replica leads. Shuts down when `stop` resolves, leadership is
+    /// lost, or a task ends.
     async fn until(
         mut self,
         stop: impl Future<Output = ()>,

@@ -4,7 +4,6 @@
 //! No VM is created for such an object. The object can be deleted with its VM, because the record in an
 //! annotation holds the identity, the driver and the applied spec.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource as _;
 use kube::api::GetParams;
 use kube::core::Request;
@@ -17,8 +16,8 @@ use crate::api::v1alpha1::{AddressFromPool, InfraMachine, InfraMachineSpec};
 use crate::api::{self, DeserializeGuard, ObjectMetaExt as _};
 use crate::apiserver::{Error, NewEvent};
 
-/// Returns an InfraMachine that can't be read, if it is to be deleted. One event describes the error, and
-/// events and the log report the progress of the deletion.
+/// Reports by one event and in the log that an InfraMachine can't be read. Returns the live object if it is
+/// being deleted.
 pub async fn to_delete(invalid: &InvalidObject, ctx: &Context) -> Result<Option<InfraMachine>, Error> {
     let name = invalid.metadata.name();
     let object = DeserializeGuard::<InfraMachine>(Err(invalid.clone()));
@@ -43,10 +42,9 @@ async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Er
     let text = ctx.client.request_text(request).await;
     let text = text.map_err(|error| Error::api(action, error))?;
     let live = api::metadata(&text).map_err(|error| Error::api(action, kube::Error::SerdeError(error)))?;
-    let is_deleted = |meta: &ObjectMeta| meta.deletion_timestamp.is_some();
-    if live.uid != invalid.metadata.uid || is_deleted(&live) != is_deleted(&invalid.metadata) {
-        // The name belongs to another object now, or the deletion was just requested. The cache will show the
-        // change.
+    if live.uid != invalid.metadata.uid || live.deletion_timestamp.is_none() {
+        // The name belongs to another object now, or a restored backup has undone the deletion. The cache
+        // will show the change.
         return Err(Error::Conflict { action });
     }
     Ok(InfraMachine {
@@ -56,8 +54,8 @@ async fn live(ctx: &Context, invalid: &InvalidObject) -> Result<InfraMachine, Er
     })
 }
 
-/// Returns what a deletion needs beside the record: the id of the VM, and as many pools as there are claims.
-/// All other fields are skipped, because they may be nested deeper than the JSON parser allows.
+/// Returns the fields that a deletion needs beside the record: the id of the VM, and as many pools as there
+/// are claims. All other fields are skipped, because they may be nested deeper than the JSON parser allows.
 fn spec(object: &str) -> InfraMachineSpec {
     #[derive(Default, Deserialize)]
     #[serde(rename_all = "camelCase", default)]

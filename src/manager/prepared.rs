@@ -18,7 +18,6 @@ use crate::nodes::workload_cluster::Dial;
 use crate::telemetry::metrics::Metrics;
 
 /// The context of every controller.
-#[derive(Clone)]
 pub struct ControllerContext {
     /// The client of the controllers. It refuses writes while this replica does not lead (see
     /// [`crate::apiserver::leadership::is_not_leader`]), never retries, and has a deadline for each request.

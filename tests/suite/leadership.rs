@@ -117,7 +117,7 @@ fn started_calls(cloud: &Cloud) -> Result<usize> {
 }
 
 /// DRV-10, DRV-12: a stopped process does not notice the stop. When it goes on, another replica has acted.
-/// A leader that is asked to end hands over, and one that is killed is replaced.
+/// A leader that is asked to end hands over. A killed leader is replaced.
 #[tokio::test]
 async fn a_leader_that_was_stopped_past_its_lease_does_nothing_more() -> Result<()> {
     let world = World::new("stopped").await?;

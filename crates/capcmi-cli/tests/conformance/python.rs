@@ -94,8 +94,8 @@ pub async fn tested_at(
     ))?)?)
 }
 
-/// Returns the failures and the verdict, without hundreds of cases and rules: CI cuts long output. Returns the
-/// whole output if the suite did not begin.
+/// Returns the failures and the verdict, without hundreds of cases and rules: CI cuts long output. Returns
+/// the whole output if it has no summary.
 fn what_failed(printed: &str) -> &str {
     printed
         .rfind("\ncases: ")

@@ -49,9 +49,10 @@ class Options:
 
 
 async def serve(info: Info, backend: Backend[Any], options: Options, stop: asyncio.Event) -> bool:
-    """Serves a back end until the event is set, and then lets running calls end.
+    """Serves a back end until the event is set, and then waits up to `shutdown_timeout` for running calls.
 
-    `main` adds flags, the environment and signals. Returns whether all calls ended in time.
+    `main` adds flags, the environment and signals. Returns whether all calls ended in time. If not, the server and the
+    calls still run: the caller must end the process, as `run` does.
 
     Raises:
         Misconfigured: The endpoint cannot be used.
@@ -92,7 +93,7 @@ async def serve(info: Info, backend: Backend[Any], options: Options, stop: async
         # A caller that watches the health would keep the server from its end.
         await asyncio.wait_for(running.idle.wait(), options.shutdown_timeout)
     except TimeoutError:
-        # The process ends at once, and its connections with it.
+        # `run` ends the process now, and so its connections.
         return False
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(asyncio.gather(ending, server.stop(0)), 1)

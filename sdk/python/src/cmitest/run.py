@@ -121,6 +121,6 @@ def _judge(capcmi: str, folder: Path, config: dict[str, Any], suite: Suite, proc
 
 
 def _summary(output: str) -> str:
-    """The failures and the verdict, without hundreds of cases and rules. All of it if the suite did not begin."""
+    """The failures and the verdict, without hundreds of cases and rules. The whole output if it has no summary."""
     _, mark, summary = output.rpartition("\ncases: ")
     return (mark + summary).strip() if mark else output

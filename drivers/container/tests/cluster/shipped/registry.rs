@@ -25,7 +25,7 @@ pub struct Registry<'a> {
 }
 
 impl<'a> Registry<'a> {
-    /// A registry for machines beside the old ones.
+    /// Returns a registry that gives the images to all machines but the old ones.
     ///
     /// # Errors
     /// When no old machine gives the image of its kube-proxy.
