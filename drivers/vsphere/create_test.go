@@ -103,7 +103,7 @@ func TestTemplateMadeFromAMachineLeavesNoTrace(t *testing.T) {
 
 func TestCloneThatOutlivesTheDeadlineMakesOneVM(t *testing.T) {
 	vcenter := newVCenter(t)
-	slowClones(t)
+	slowClones(t, 1500)
 	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
 	short, cancel := context.WithTimeout(ctx, 150*time.Millisecond)
 	defer cancel()
@@ -118,16 +118,16 @@ func TestCloneThatOutlivesTheDeadlineMakesOneVM(t *testing.T) {
 	}
 }
 
-// slowClones makes clones take 300 ms.
-func slowClones(t *testing.T) {
+// slowClones makes each clone take a while: on a busy computer long enough for the calls that the test makes meanwhile.
+func slowClones(t *testing.T, milliseconds int) {
 	t.Helper()
-	simulator.TaskDelay = simulator.DelayConfig{MethodDelay: map[string]int{"CloneVm": 300, "LockHandoff": 0}}
+	simulator.TaskDelay = simulator.DelayConfig{MethodDelay: map[string]int{"CloneVm": milliseconds, "LockHandoff": 0}}
 	t.Cleanup(func() { simulator.TaskDelay = simulator.DelayConfig{} })
 }
 
 func TestCloneThatOutlivesItsCallerIsSeenByFind(t *testing.T) {
 	vcenter := newVCenter(t)
-	slowClones(t)
+	slowClones(t, 2000)
 	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
 	short, leave := context.WithCancel(ctx)
 	defer leave()
@@ -161,7 +161,7 @@ func TestCloneThatOutlivesItsCallerIsSeenByFind(t *testing.T) {
 // Codes such as PERMISSION_DENIED say that nothing was begun.
 func TestRightsThatEndDuringACloneAreNoRefusal(t *testing.T) {
 	vcenter := newVCenter(t)
-	slowClones(t)
+	slowClones(t, 300)
 	ctx, b, id := vcenter.access.context(t.Context()), newBackend(settings{}), identity("one")
 	for fault, attempts := range map[types.BaseMethodFault]int{
 		&types.NoPermission{PrivilegeId: "System.Read"}: 1, &types.NotAuthenticated{}: 2,

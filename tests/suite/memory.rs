@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 
 use crate::support::fleet::objects;
@@ -64,8 +64,15 @@ async fn the_largest_objects_do_not_fill_the_memory() -> Result<()> {
         .await?;
     let _provider = Provider::new(cloud.drivers(json!({}))).start(&world).await?;
     let peak = peak_mib(&world.folder.join("provider-drivers.yaml"))?;
-    machines
-        .delete_collection(&DeleteParams::default(), &ListParams::default())
+    // One request for all could take longer than the API server allows.
+    stream::iter(0..OBJECTS)
+        .map(async |number| {
+            let (name, params) = (format!("large-{number}"), DeleteParams::default());
+            let deleted = machines.delete(&name, &params).await;
+            deleted.map(drop).context("deleting a large object")
+        })
+        .buffer_unordered(8)
+        .try_for_each(async |()| Ok(()))
         .await?;
     ensure!(
         peak < MAX_MIB,
