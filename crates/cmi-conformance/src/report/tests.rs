@@ -1,6 +1,9 @@
 use super::*;
 use crate::cases;
 
+/// As many inconclusive cases as the summary names.
+const MANY: usize = 5;
+
 fn case(name: &str, verdict: Verdict) -> CaseReport {
     let case = cases::all().find(|case| case.name == name).unwrap();
     CaseReport::new(case, verdict, Vec::new(), Duration::from_millis(5))
@@ -289,6 +292,22 @@ fn what_breaks_no_binding_rule_is_listed_by_itself() {
     assert!(!text.contains("the most telling first"), "{text}");
     let (_, summary) = text.split_once("no binding rule is broken:\n").unwrap();
     assert!(summary.contains("create-two-clusters: "), "{summary}");
+}
+
+/// CI may cut the table and keep the summary.
+#[test]
+fn the_summary_names_inconclusive_cases_with_their_reasons() {
+    let inconclusive = |name| {
+        let reason = format!("{name} lacks a VM");
+        case(name, Verdict::Inconclusive { reason })
+    };
+    let all = cases::all().map(|case| case.name).take(MANY + 1);
+    let text = text(&report(all.map(inconclusive).collect()));
+    let (_, summary) = text.split_once("\ncases: ").unwrap();
+    let shows = |name: &str| summary.contains(&format!("\n  {name}: {name} lacks a VM\n"));
+    let count = cases::all().take(MANY).filter(|case| shows(case.name)).count();
+    assert_eq!(count, MANY, "{summary}");
+    assert!(summary.contains("\n  and 1 more\n"), "{summary}");
 }
 
 #[test]

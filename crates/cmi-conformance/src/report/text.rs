@@ -7,7 +7,7 @@ use super::{CaseReport, Compliance, LayerReport, Report, Scope, Tally, ranking};
 use crate::leftover;
 use crate::rules::{self, Layer};
 
-/// The most failures that the summary names; the table has all.
+/// The most failures, and inconclusive cases, that the summary names; the table has all.
 const MAX_FAILURES: usize = 5;
 /// The most rows that a line names; the table has all.
 const MAX_ROWS: usize = 12;
@@ -63,9 +63,7 @@ pub fn text(report: &Report) -> String {
     for line in leftover::lines(&report.leftovers) {
         let _infallible = writeln!(text, "{line}");
     }
-    if report.cases.iter().any(|case| case.verdict.is_inconclusive()) {
-        text += "what is inconclusive may be broken: mend what the reasons name, and run again\n";
-    }
+    text += &inconclusive(report);
     text += &untried(report);
     text += &verdict(report);
     text
@@ -94,6 +92,21 @@ fn failures(report: &Report) -> String {
         text.push('\n');
     }
     text
+}
+
+/// Returns the first inconclusive cases.
+fn inconclusive(report: &Report) -> String {
+    let cases = report.cases.iter().filter(|case| case.verdict.is_inconclusive());
+    let count = cases.clone().count();
+    if count == 0 {
+        return String::new();
+    }
+    let mut text = "inconclusive, and perhaps broken; mend the causes, and run again:\n".to_owned();
+    text.extend(cases.take(MAX_FAILURES).map(failure));
+    if count > MAX_FAILURES {
+        let _infallible = writeln!(text, "  and {} more", count - MAX_FAILURES);
+    }
+    text + "\n"
 }
 
 fn failure(case: &CaseReport) -> String {
