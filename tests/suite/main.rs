@@ -36,3 +36,4 @@ mod soak;
 mod support;
 mod topology;
 mod volume_drain;
+mod watches;

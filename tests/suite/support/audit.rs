@@ -68,6 +68,17 @@ pub fn writes(world: &World) -> Result<Vec<Request>> {
     Ok(requests)
 }
 
+/// The URIs of the provider's lists and watches of a resource, in all namespaces.
+pub fn reads(world: &World, resource: &str) -> Result<Vec<String>> {
+    let mut events = events(world)?;
+    events.retain(|event| {
+        let is_read = event["verb"] == "list" || event["verb"] == "watch";
+        is_read && event["objectRef"]["resource"] == resource
+    });
+    let uri = |event: &Value| event["requestURI"].as_str().map(str::to_owned);
+    Ok(events.iter().filter_map(uri).collect())
+}
+
 /// The log's events about the provider, in all namespaces.
 fn events(world: &World) -> Result<Vec<Value>> {
     let path = world.management.audit_log();

@@ -14,11 +14,14 @@ pub enum Fault {
     HoldBefore(Gate),
     /// It is forwarded, and the answer is held until the gate opens.
     HoldAfter(Gate),
+    /// It is forwarded, and each part of the answer's body is held while the gate is closed, such as the
+    /// events of a watch.
+    HoldBody(Gate),
     /// It is not forwarded but answered with this status, as an API server would.
     Refuse(StatusCode),
 }
 
-/// Holds requests until a test opens it.
+/// Holds requests, or parts of answers, until a test opens it.
 #[derive(Debug, Clone)]
 pub struct Gate {
     state: Arc<watch::Sender<GateState>>,
@@ -54,6 +57,11 @@ impl Gate {
     /// Lets all requests through, those at the gate and those to come.
     pub fn open(&self) {
         self.state.send_modify(|state| state.open = true);
+    }
+
+    /// Holds those that come from now on.
+    pub fn close(&self) {
+        self.state.send_modify(|state| state.open = false);
     }
 
     pub(super) async fn pass(&self) {

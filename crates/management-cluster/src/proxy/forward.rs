@@ -7,8 +7,9 @@ use std::sync::{
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
+use futures::StreamExt;
 use http::{Request, Response, StatusCode, Uri, header, uri::Authority};
-use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
+use http_body_util::{BodyExt, BodyStream, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{Error, body::Incoming};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
@@ -21,7 +22,7 @@ use rustls::{
 };
 use serde_json::json;
 
-use super::{Fault, ProxiedRequest};
+use super::{Fault, Gate, ProxiedRequest};
 
 type Hook = Box<dyn Fn(&ProxiedRequest) -> Fault + Send + Sync>;
 type Body = UnsyncBoxBody<Bytes, Error>;
@@ -70,14 +71,16 @@ impl Upstream {
         match &fault {
             Fault::Refuse(status) => return refusal(*status, "refused by the proxy of a test"),
             Fault::HoldBefore(gate) => gate.pass().await,
-            Fault::None | Fault::HoldAfter(_) => {}
+            Fault::None | Fault::HoldAfter(_) | Fault::HoldBody(_) => {}
         }
         let answer = match self.forward(request).await {
             Ok(answer) => answer,
             Err(error) => return refusal(StatusCode::BAD_GATEWAY, &format!("{error:#}")),
         };
-        if let Fault::HoldAfter(gate) = &fault {
-            gate.pass().await;
+        match fault {
+            Fault::HoldAfter(gate) => gate.pass().await,
+            Fault::HoldBody(gate) => return answer.map(|body| held(body, gate)),
+            Fault::None | Fault::HoldBefore(_) | Fault::Refuse(_) => {}
         }
         answer.map(BodyExt::boxed_unsync)
     }
@@ -101,6 +104,18 @@ impl Upstream {
             .await
             .context("forwarding to the API server")
     }
+}
+
+/// A body whose parts pass the gate one by one.
+fn held(body: Incoming, gate: Gate) -> Body {
+    let parts = BodyStream::new(body).then(move |part| {
+        let gate = gate.clone();
+        async move {
+            gate.pass().await;
+            part
+        }
+    });
+    StreamBody::new(parts).boxed_unsync()
 }
 
 /// An error answer in the form of Kubernetes.
