@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use management_cluster::{KUBERNETES_VERSION, ManagementCluster, Process};
 use serde_json::{Value, json};
-use testbed::whole_cluster::sandbox::run;
+use testbed::whole_cluster::sandbox::{output, run};
 use tokio::net::TcpStream;
 
 use crate::lab::Lab;
@@ -50,6 +50,24 @@ impl NodeImage {
             initrd: root.join("initrd.img").canonicalize()?,
             disk,
         })
+    }
+
+    /// Checks the disk with `capcmi image check`. libguestfs boots the kernel of the image, as this computer
+    /// may have none.
+    pub fn check(&self) -> Result<()> {
+        let version = self.kernel.file_name().unwrap_or_default().to_string_lossy();
+        let version = version.trim_start_matches("vmlinuz-");
+        let modules = self.disk.with_file_name("rootfs/lib/modules").join(version);
+        let mut command = Command::new(testbed::program("capcmi")?);
+        command
+            .args(["image", "check"])
+            .arg(&self.disk)
+            .env("SUPERMIN_KERNEL", &self.kernel)
+            .env("SUPERMIN_MODULES", modules)
+            .env("LIBGUESTFS_BACKEND", "direct")
+            .env("LIBGUESTFS_BACKEND_SETTINGS", "force_tcg");
+        println!("{}", output(&mut command)?);
+        Ok(())
     }
 }
 

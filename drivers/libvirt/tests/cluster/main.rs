@@ -79,6 +79,7 @@ fn prepare() -> Result<PathBuf> {
     Runtime::new()?.block_on(KubeadmProviders::build())?;
     lab::guest()?;
     let image = NodeImage::build()?;
+    image.check()?;
     // IMAGES/DIGEST/VERSION/disk.qcow2
     let folder = image.disk.ancestors().nth(3).map(Path::to_owned);
     folder.context("the image is in no folder")
