@@ -190,7 +190,7 @@ node-image: ## Build the image of a node and print its path (FORM=qcow2, KUBERNE
 e2e-libvirt: ## Make a whole cluster of VMs by the commands of the tutorial, and delete it; on demand.
 	@drivers/libvirt/tests/lab/prepare.sh
 	@images/node/prepare.sh
-	@command -v guestmount >/dev/null || apt-get -qq install -y --no-install-recommends guestmount >/dev/null
+	@command -v guestmount >/dev/null || { apt-get -qq update && apt-get -qq install -y --no-install-recommends guestmount >/dev/null; }
 	$(CARGO) build --locked --bin capcmi-manager --bin capcmi --example quickstart
 	$(TEST_LIBVIRT) --test cluster -- --ignored --nocapture
 

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, ensure};
 use cmi_driver::Operation;
 use http::Method;
 use kube::ResourceExt;
-use management_cluster::ManagementCluster;
 use management_cluster::proxy::{Fault, Gate, ProxiedRequest, Proxy};
+use management_cluster::{ManagementCluster, eventually};
 use serde_json::json;
 use tokio::time::timeout;
 
@@ -60,7 +60,11 @@ async fn a_machine_whose_events_are_late_gets_one_vm() -> Result<()> {
         .await?;
     write_2.open();
     let provisioned = machine.provisioned().await?;
-    ensure!(events.held() > 0, "the provider has seen its machine");
+    eventually(DEADLINE, "an event that is held", async || {
+        ensure!(events.held() > 0, "no event");
+        Ok(())
+    })
+    .await?;
     ensure!(conflicts(&world)? > 0, "no write was refused");
     ensure!(
         provisioned

@@ -52,12 +52,14 @@ impl NodeImage {
         })
     }
 
-    /// Checks the disk with `capcmi image check`. libguestfs boots the kernel of the image, as this computer
-    /// may have none.
+    /// Checks the disk with `capcmi image check`. libguestfs boots a kernel. This computer may have none, so
+    /// the image gives its own.
     pub fn check(&self) -> Result<()> {
         let version = self.kernel.file_name().unwrap_or_default().to_string_lossy();
         let version = version.trim_start_matches("vmlinuz-");
         let modules = self.disk.with_file_name("rootfs/lib/modules").join(version);
+        // libguestfs wants the folder even if the modules are elsewhere.
+        fs::create_dir_all("/lib/modules")?;
         let mut command = Command::new(testbed::program("capcmi")?);
         command
             .args(["image", "check"])
