@@ -92,6 +92,8 @@ impl Lab {
     ) -> Result<Self> {
         let management = ManagementCluster::builder()
             .manifests(testbed::definitions()?)
+            // Otherwise core looks at a Machine 5 s after it had no ProviderID, not when it has one.
+            .rate_limiting(false)
             .sync_period(SYNC_PERIOD)
             .start()
             .await?;
