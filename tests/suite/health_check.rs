@@ -8,7 +8,7 @@ use cmi_driver::Operation;
 use cmi_simulated::Condition;
 use jiff::Timestamp;
 use kube::ResourceExt;
-use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams};
 use management_cluster::eventually;
 use serde_json::{Value, json};
 
@@ -70,6 +70,8 @@ async fn an_outage_replaces_no_machine_and_a_crash_replaces_one() -> Result<()> 
         Ok(())
     })
     .await?;
+    // The new machine waits for the driver longer than the health check does.
+    end_health_check(&world).await?;
     for old in before.iter().filter(|old| old.name_any() != victim) {
         let now = infra(&world, &old.name_any()).await?;
         ensure!(
@@ -115,6 +117,7 @@ async fn an_outage_replaces_no_machine_and_a_crash_replaces_one() -> Result<()> 
     })
     .await?;
 
+    health_check(&world).await?;
     let vms = cloud.holds(3).await?;
     let crashed = &vms[0];
     cloud.console()?.set_condition(crashed.id, Condition::Crashed)?;
@@ -169,6 +172,12 @@ spec:
         Ok(())
     })
     .await
+}
+
+async fn end_health_check(world: &World) -> Result<()> {
+    let checks = objects(world, "cluster.x-k8s.io", "v1beta2", "MachineHealthCheck");
+    checks.delete("check", &DeleteParams::default()).await?;
+    Ok(())
 }
 
 async fn infra(world: &World, name: &str) -> Result<InfraMachine> {
